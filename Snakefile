@@ -10,7 +10,7 @@ from gpipe_bench.bench.running.simulation_groups import EMULATED_PATTERN, GROUP_
 from gpipe_bench.bench.storage.sources import source_digest
 from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan, named_by
 from gpipe_bench.errors import GpipeBenchError
-from gpipe_bench.processes import PROCESSES, usable_processes
+from gpipe_bench.util.processes import PROCESSES, usable_processes
 from snakemake.utils import min_version
 
 min_version("9.14")

@@ -15,11 +15,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gpipe_bench import Pipe, WithDevice
 from gpipe_bench.balance import balance_by_time
 from gpipe_bench.models.chain import to_original
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.models.vision import original
-from gpipe_bench.pipe import Pipe, WithDevice
 
 SIZE = 16
 

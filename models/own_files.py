@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.imports import imported_names
+from gpipe_bench.util.imports import imported_names
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _OURS: Final = "gpipe_bench"

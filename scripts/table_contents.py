@@ -10,10 +10,10 @@ from typing import Final
 
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.outcomes import LOOP, THROUGHPUT, CpuGroup, group_rows
-from gpipe_bench.rows import Row
+from gpipe_bench.results.outcomes import LOOP, THROUGHPUT, CpuGroup, group_rows
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import read_text
 from gpipe_bench.simulator.measured import DEVICE_BOUND
-from gpipe_bench.tables import read_text
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpipe_bench.pipe import NoChunk, Pipe
+from gpipe_bench import NoChunk, Pipe
 from gpipe_bench.skip import pop, skippable, stash
 
 LENGTH, WIDTH, HEADS = 32, 64, 4

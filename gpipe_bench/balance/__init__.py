@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpipe_bench.balance.partition import split_min_max
-from gpipe_bench.lazy import lazy
+from gpipe_bench.util.lazy import lazy
 
 if TYPE_CHECKING:
     from gpipe_bench.balance.by_simulation import balance_by_simulation, layer_simulated_times

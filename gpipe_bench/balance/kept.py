@@ -17,8 +17,8 @@ from torch import nn
 
 from gpipe_bench import __version__
 from gpipe_bench.balance.fingerprint import fingerprint, plain_form
-from gpipe_bench.cache import cache_folder
-from gpipe_bench.sealed import read_sealed, write_sealed
+from gpipe_bench.util.cache import cache_folder
+from gpipe_bench.util.sealed import read_sealed, write_sealed
 
 
 def default_folder() -> Path:

@@ -11,12 +11,12 @@ from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli.options import Processes, settings_of, stem, tell_layers, tell_loss
 from gpipe_bench.cli.progress import progress
-from gpipe_bench.files import check_writable
+from gpipe_bench.util.files import check_writable
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.advice.advice import Advice
     from gpipe_bench.bench.storage.raw import RawResult
-    from gpipe_bench.console import Grid
+    from gpipe_bench.util.console import Grid
 
 _DEFAULT: Final = AdviceRequest()
 _setting: Final = settings_of(AdviceRequest)
@@ -75,8 +75,8 @@ def advise(
 
 
 def _print(advice: Advice) -> None:
-    from gpipe_bench.console import output
     from gpipe_bench.models.table import format_arguments, parse_arguments
+    from gpipe_bench.util.console import output
 
     console = output()
     best, request = advice.best, advice.request
@@ -115,7 +115,7 @@ def _needed(reason: str) -> float:
 
 
 def _table(advice: Advice, best: RawResult) -> Grid:
-    from gpipe_bench.console import Column, Grid
+    from gpipe_bench.util.console import Column, Grid
 
     settings = [Column("choice", text=True), *map(Column, ("devices", "chunks")), Column("checkpoint", text=True)]
     values = ("samples/s", "cost", "GiB, fullest\ndevice", "recompute", "bubble", "imbalance")

@@ -105,7 +105,7 @@ def _costs(
 def _print(costs: list[float], splits: dict[str, list[int]], unit: str) -> None:
     from rich.text import Text
 
-    from gpipe_bench.console import Column, Grid, output
+    from gpipe_bench.util.console import Column, Grid, output
 
     columns = [Column(heading) for name in splits for heading in (name, unit)]
     table = Grid([Column("partition", text=True), *columns])

@@ -65,9 +65,9 @@ def compare(
         undecided,
         verdict_view,
     )
-    from gpipe_bench.console import output
-    from gpipe_bench.files import write_files
-    from gpipe_bench.tables import csv_text
+    from gpipe_bench.results.tables import csv_text
+    from gpipe_bench.util.console import output
+    from gpipe_bench.util.files import write_files
 
     with progress("comparing"):
         compared = _compared(distinct_rows(_rows(b)), distinct_rows(_rows(a)), metric, tuple(across or ()))
@@ -119,7 +119,7 @@ def _usual(rows: Sequence[AnyRow], metric: str, *, throughput_alone: bool) -> li
 def _rows(place: Path) -> list[AnyRow]:
     """The rows of a table, or of all tables of rows in a folder; of those below it where it has none itself."""
     from gpipe_bench.errors import ConfigError
-    from gpipe_bench.files import is_folder
+    from gpipe_bench.util.files import is_folder
 
     if not is_folder(place):
         return _read(place)
@@ -140,6 +140,6 @@ def _read(path: Path) -> list[AnyRow]:
 
 def _tables(paths: list[Path]) -> list[Path]:
     """Those with the columns of rows."""
-    from gpipe_bench.tables import read_text
+    from gpipe_bench.results.tables import read_text
 
     return [path for path in paths if set(_NEEDED) <= set(read_text(path).columns)]

@@ -11,7 +11,7 @@ from gpipe_bench.bench.experiments.config import load_config
 from gpipe_bench.bench.experiments.config_files import CONFIG_PATH, SCHEMA_PATH, default_config_yaml, json_schema_text
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.data import DEFAULT_CONFIG
-from gpipe_bench.files import write_files
+from gpipe_bench.util.files import write_files
 
 app = typer.Typer(help="Check configuration files, or write the default one and its schema.", no_args_is_help=True)
 

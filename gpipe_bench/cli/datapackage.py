@@ -35,7 +35,7 @@ def take(
     """Take simulated, emulated and measured rows of a run into the reference results, and describe them."""
     from gpipe_bench.bench.datapackage.descriptor import write_descriptor
     from gpipe_bench.bench.datapackage.take import result_tables, take_reference
-    from gpipe_bench.files import is_folder
+    from gpipe_bench.util.files import is_folder
 
     target = folder or _committed()
     tables = [table for place in results for table in (result_tables(place) if is_folder(place) else [place])]

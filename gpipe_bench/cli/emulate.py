@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.console import Column, Grid, output
 from gpipe_bench.errors import ConfigError, UnsupportedError
-from gpipe_bench.files import check_writable, json_text, write_files
+from gpipe_bench.util.console import Column, Grid, output
+from gpipe_bench.util.files import check_writable, json_text, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.emulator.races import Race

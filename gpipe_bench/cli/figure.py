@@ -113,9 +113,9 @@ def reference(
     processes: Processes = 1,
 ) -> None:
     """Draw every figure of the reference tables."""
-    from gpipe_bench.catalogue import reference_figures
     from gpipe_bench.data import REFERENCE_FOLDER
     from gpipe_bench.figures.reference import draw_reference
+    from gpipe_bench.results.catalogue import reference_figures
 
     folder = tables or REFERENCE_FOLDER
     total = len(reference_figures(folder))

@@ -16,7 +16,7 @@ from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.cli.options import check_device, named, number, tell
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.data import checkout_folder
-from gpipe_bench.files import check_writable
+from gpipe_bench.util.files import check_writable
 
 
 def gpu(

@@ -24,9 +24,9 @@ from gpipe_bench.cli.options import (
 )
 from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.errors import BalanceError, ConfigError
-from gpipe_bench.files import check_writable, write_files
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.hardware.constants import CONSTANTS
+from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult

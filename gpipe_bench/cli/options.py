@@ -16,7 +16,7 @@ from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.own import is_own, uses_default_loss
 from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.models.vision import heavy_layer_of
-from gpipe_bench.processes import PROCESSES
+from gpipe_bench.util.processes import PROCESSES
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.spec.settings import PipelineSettings

@@ -17,10 +17,10 @@ from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli.options import stem
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import check_writable
+from gpipe_bench.util.files import check_writable
 
 if TYPE_CHECKING:
-    from gpipe_bench.rows import Row
+    from gpipe_bench.results.rows import Row
 
 app = typer.Typer(help="Race the engine, other pipelines and the plain module, in turns.", no_args_is_help=True)
 
@@ -73,9 +73,9 @@ def emulate(
     from gpipe_bench.bench.storage.tables import configurations_beside
     from gpipe_bench.emulator.build import obstacle
     from gpipe_bench.errors import UnsupportedError
-    from gpipe_bench.files import write_files
-    from gpipe_bench.rows import Row
-    from gpipe_bench.tables import csv_text
+    from gpipe_bench.results.rows import Row
+    from gpipe_bench.results.tables import csv_text
+    from gpipe_bench.util.files import write_files
 
     check_writable(out)
     if reason := obstacle():

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from gpipe_bench.catalogue import PUBLISHED_ROWS
 from gpipe_bench.cli.options import named
 from gpipe_bench.data import PUBLISHED_FOLDER
+from gpipe_bench.results.catalogue import PUBLISHED_ROWS
 
 _NAMED: Final = 5
 _TABLE_COLUMNS: Final = (
@@ -50,9 +50,9 @@ def published(
 ) -> None:
     """Write the published values as rows like all others, so that figures can stand them beside simulated ones."""
     from gpipe_bench.bench.published.values import published_rows
-    from gpipe_bench.files import write_files
-    from gpipe_bench.rows import Row
-    from gpipe_bench.tables import csv_text
+    from gpipe_bench.results.rows import Row
+    from gpipe_bench.results.tables import csv_text
+    from gpipe_bench.util.files import write_files
 
     rows = published_rows(folder or PUBLISHED_FOLDER)
     write_files({out: csv_text(Row.columns(), [row.to_dict() for row in rows])})

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from gpipe_bench.errors import ConfigError, ScheduleError
-from gpipe_bench.files import write_files
+from gpipe_bench.results.tables import lines_text
 from gpipe_bench.schedules import SCHEDULES, Durations, Schedule, drawn, named_schedule, read_csv, timing, to_csv
 from gpipe_bench.schedules import check as checked
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
-from gpipe_bench.tables import lines_text
+from gpipe_bench.util.files import write_files
 
 app = typer.Typer(help="Check, draw, time and write schedules, by name or from a CSV file.", no_args_is_help=True)
 

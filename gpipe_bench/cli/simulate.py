@@ -14,11 +14,11 @@ from gpipe_bench.bench.storage.tables import configurations_beside
 from gpipe_bench.cli.options import named, order_of, settings_of, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import check_writable, write_files
 from gpipe_bench.models.table import MODELS, parse_arguments
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import csv_text
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
-from gpipe_bench.tables import csv_text
+from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult
@@ -113,7 +113,7 @@ def _layers(model: str, model_args: str) -> int:
 
 def _write(result: RawResult, trace: Path | None, rows: Path | None) -> None:
     from gpipe_bench.bench.storage.trace import write_trace
-    from gpipe_bench.timeline import TimelineEvent
+    from gpipe_bench.results.timeline import TimelineEvent
 
     row = result.row
     if trace is not None:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from gpipe_bench.bench.storage.raw import RawResult
-from gpipe_bench.console import Column, Grid, output
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
+from gpipe_bench.util.console import Column, Grid, output
 
 _SHARES: Final = {
     "busy": "utilization",

@@ -19,11 +19,11 @@ from gpipe_bench.bench.storage.raw import results_json
 from gpipe_bench.cli.options import Processes, settings_of, tell_microbatches
 from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import check_writable, write_files
 from gpipe_bench.models.arguments import nearest
+from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
-    from gpipe_bench.rows import Row
+    from gpipe_bench.results.rows import Row
 
 _DEFAULT: Final = SimulatedCell()
 _LONGEST: Final = 200

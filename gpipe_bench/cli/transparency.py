@@ -13,9 +13,9 @@ from gpipe_bench.bench.transparency.settings import TransparencyCell, Transparen
 from gpipe_bench.cli.options import Processes, complete, number, stem, tell
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import check_writable, json_text, write_files
 from gpipe_bench.models.arguments import nearest
-from gpipe_bench.transparency_rows import arm_label
+from gpipe_bench.results.transparency_rows import arm_label
+from gpipe_bench.util.files import check_writable, json_text, write_files
 
 app = typer.Typer(
     help="Train on real images with and without the pipeline, and say what differs and why.", no_args_is_help=True
@@ -117,7 +117,7 @@ def _check_images() -> None:
 
 
 def _settings(changes: list[str] | None) -> TransparencySettings:
-    from gpipe_bench.yaml_text import read_yaml
+    from gpipe_bench.util.yaml_text import read_yaml
 
     data: dict[str, dict[str, object]] = {}
     for change in changes or []:

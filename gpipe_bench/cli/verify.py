@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpipe_bench.catalogue import reference_companions, reference_tables
 from gpipe_bench.data import REFERENCE_FOLDER, TOLERANCES
+from gpipe_bench.results.catalogue import reference_companions, reference_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,9 +45,9 @@ def verify(
     """Check results and say which cell is outside which tolerance, or not there; exit status 1 when there is one."""
     from gpipe_bench.bench.evaluation.verify import CHECK_COLUMNS, judge, left_out, records
     from gpipe_bench.bench.evaluation.verify_tables import read_tolerances
-    from gpipe_bench.files import check_writable, write_files
     from gpipe_bench.measure.host import host_facts
-    from gpipe_bench.tables import csv_text
+    from gpipe_bench.results.tables import csv_text
+    from gpipe_bench.util.files import check_writable, write_files
 
     others = {_PREDICTIONS: predictions, _CLAIMS: claims}
     known = {"all", *(table.stem for table in tables or []), *(name for name, path in others.items() if path)}
@@ -119,8 +119,8 @@ def _of_table(table: Path, reference: Path) -> list[Check]:
 
     from gpipe_bench.bench.evaluation.verify import checks_of_emulations, checks_of_rows, missing_cells
     from gpipe_bench.bench.evaluation.verify_tables import check_configurations
-    from gpipe_bench.rows import Row
-    from gpipe_bench.tables import frame_of, read_table
+    from gpipe_bench.results.rows import Row
+    from gpipe_bench.results.tables import frame_of, read_table
 
     rows = read_table(table, _NEEDED, Row)
     check_configurations(table, rows)

@@ -28,7 +28,7 @@ from gpipe_bench.engine.runtime.loss import Losses
 from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.errors import DeviceCountError, PeerError
-from gpipe_bench.program import Plan
+from gpipe_bench.schedules.program import Plan
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 from gpipe_bench.skip.namespace import SkipKey
 

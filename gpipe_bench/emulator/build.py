@@ -8,10 +8,10 @@ from typing import Final
 
 import torch
 
-from gpipe_bench.cache import cache_folder
 from gpipe_bench.errors import CompilerError
 from gpipe_bench.native.build import compile_into, digest
 from gpipe_bench.native.compiler import find_cxx_compiler, identity
+from gpipe_bench.util.cache import cache_folder
 
 _SOURCES: Final = Path(__file__).parent / "csrc"
 # Where torch.utils.cpp_extension finds them, too, which writes about CUDA to stderr when it is imported.

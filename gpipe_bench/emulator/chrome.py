@@ -8,7 +8,7 @@ from typing import Any
 from gpipe_bench.emulator.replay.run import Replayed
 from gpipe_bench.emulator.trace import Record
 from gpipe_bench.emulator.use import started_ns
-from gpipe_bench.perfetto import Slice, perfetto_trace
+from gpipe_bench.results.perfetto import Slice, perfetto_trace
 
 _NS_PER_US = 1000
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import MOST, capacity
@@ -40,6 +39,7 @@ from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model, microbatch_sizes
+from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

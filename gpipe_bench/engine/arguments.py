@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.errors import BalanceError, DeviceCountError
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ class Task:
     """One task of the engine.
 
     Attributes:
-        kind: one of :data:`gpipe_bench.timeline.KINDS`.
+        kind: one of :data:`gpipe_bench.results.timeline.KINDS`.
         microbatch: i.
         partition: j; a copy's is the one it arrives at, a gradient copy's the one it leaves.
         device: the device that runs it; a copy's is the sender.

@@ -79,7 +79,7 @@ class Pipe(Pipeline):
     """Pipeline parallelism for an ``nn.Sequential`` whose layers are on their devices already.
 
     Consecutive layers on one device are one partition. A layer without parameters runs where the layer before it runs;
-    :class:`gpipe_bench.pipe.WithDevice` overrides this. Layers may take several inputs: what a layer gives as a tuple,
+    :class:`gpipe_bench.WithDevice` overrides this. Layers may take several inputs: what a layer gives as a tuple,
     the next layer gets as several inputs.
 
     ::
@@ -157,7 +157,7 @@ class Pipe(Pipeline):
         Args:
             inputs: inputs of the first layer, at least one of them a tensor. Tensors of shape (batch size, ...) on
                 ``devices[0]`` are split along dimension 0. Every micro-batch gets everything else as it is, and the
-                whole tensor of a :class:`gpipe_bench.pipe.NoChunk`.
+                whole tensor of a :class:`gpipe_bench.NoChunk`.
             kwargs: keyword inputs of the first layer, treated alike.
 
         Returns:

@@ -33,7 +33,7 @@ from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.runtime.runtime import End, Runtime
 from gpipe_bench.engine.worker import Workers, in_fresh_thread, this_thread
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.program import Plan, run_forward
+from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.trees import tree_map_only
 

@@ -22,9 +22,9 @@ from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.published import add_published, beside_words
 from gpipe_bench.figures.style import FAINT, draw
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.outcomes import CpuGroup, Group, group_rows, shown_groups
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import nearest
+from gpipe_bench.results.outcomes import CpuGroup, Group, group_rows, shown_groups
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import nearest
 
 _FEW: Final = 5
 
@@ -33,7 +33,7 @@ def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw the ablation in a result table.
 
     Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
+        rows_csv: rows with the columns of :class:`gpipe_bench.results.rows.Row`.
         out_stem: path of the figure without its suffix.
 
     Returns:
@@ -121,7 +121,7 @@ def _reading(group: Group) -> str:
     if most == 1:
         return f"One {group.head.evidence} value per variant, no interval.{other}"
     repeats = f"{most}" if fewest == most else f"{fewest} to {most}"
-    # An interval of so few samples is their range, see gpipe_bench.intervals; the reader should know.
+    # An interval of so few samples is their range, see gpipe_bench.results.intervals; the reader should know.
     few = " (with so few, their range)" if most <= _FEW else ""
     bar = f"bar: its 95% bootstrap interval{few}"
     what = "steps" if group.head.evidence == "emulated" else "repeats"

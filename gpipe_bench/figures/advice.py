@@ -14,8 +14,8 @@ from gpipe_bench.figures.points import Point, points_of
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN
 from gpipe_bench.figures.sweep import machine_words
 from gpipe_bench.figures.text import listing, significant
-from gpipe_bench.rows import Row
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 
 _LEFT_IN: Final = 0.50
 _RIGHT_IN: Final = 0.08

@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
 
-from gpipe_bench.breakdown import split_device_time
 from gpipe_bench.figures.lanes import Box, lane_keys, stack
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, FONT_PT, INK, OKABE_ITO, WIDTH_IN
 from gpipe_bench.figures.text import significant, text_width_pt
-from gpipe_bench.schedule import ideal_bubble
-from gpipe_bench.timeline import KINDS, TimelineEvent
+from gpipe_bench.results.breakdown import split_device_time
+from gpipe_bench.results.timeline import KINDS, TimelineEvent
+from gpipe_bench.schedules.cycles import ideal_bubble
 
 # Fill and hatch of each kind. What belongs to the backward pass is hatched, and a gradient darker than what it is the
 # gradient of, so that boxes too narrow for a hatch differ too, also in grey.

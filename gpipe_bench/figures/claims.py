@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FONT_PT, INK, OKABE_ITO, WIDTH_IN
-from gpipe_bench.tables import plain_records
-from gpipe_bench.transparency_rows import arm_label
+from gpipe_bench.results.tables import plain_records
+from gpipe_bench.results.transparency_rows import arm_label
 
 if TYPE_CHECKING:
     import pandas as pd

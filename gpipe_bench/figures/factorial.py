@@ -17,7 +17,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.figures.marks import OTHER_MARK, VARIANT_MARKS, draw_failure, draw_median
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import INK, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
-from gpipe_bench.outcomes import Group, Outcome
+from gpipe_bench.results.outcomes import Group, Outcome
 
 _THROUGHPUT_IN: Final = 0.95
 _MEMORY_IN: Final = 0.55

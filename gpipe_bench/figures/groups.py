@@ -9,8 +9,8 @@ from typing import Final
 
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.text import TIMES, listing
-from gpipe_bench.outcomes import FAILURES, Group, Outcome, group_rows
-from gpipe_bench.rows import EVIDENCE, Row
+from gpipe_bench.results.outcomes import FAILURES, Group, Outcome, group_rows
+from gpipe_bench.results.rows import EVIDENCE, Row
 
 _NAMED_AT_MOST: Final = 2
 _NBSP: Final = "\u00a0"

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.race import LOOKS, MODES, add_absent, add_head, present
 from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN
-from gpipe_bench.peer_rows import TINY
+from gpipe_bench.results.peer_rows import TINY
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent
 
 # Clocks of host and device differ by less than this share of a step; a smaller overlap is drawn as a touch.
 _TOUCH_FRACTION = 0.001

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.transforms import Transform
 
 from gpipe_bench.figures.style import INK, OKABE_ITO
-from gpipe_bench.intervals import Interval
+from gpipe_bench.results.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)

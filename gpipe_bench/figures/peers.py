@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.race import LOOKS, MODES, add_absent, add_head, present
 from gpipe_bench.figures.style import FAINT, FONT_PT, INK, RIGHT_IN, WIDTH_IN
-from gpipe_bench.peer_rows import TINY
-from gpipe_bench.tables import plain_records
+from gpipe_bench.results.peer_rows import TINY
+from gpipe_bench.results.tables import plain_records
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,8 +9,8 @@ from operator import attrgetter
 from statistics import median
 from typing import Final
 
-from gpipe_bench.rows import Row
-from gpipe_bench.schedule import CHECKPOINT_MODES, ideal_bubble
+from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, ideal_bubble
 
 SHARES: Final = ("compute", "recompute", "copy", "imbalance", "bubble")
 """Parts of a device's time, which add up to all of it."""

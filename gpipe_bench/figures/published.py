@@ -13,7 +13,7 @@ from gpipe_bench.figures.marks import VARIANT_MARKS, draw_failure, draw_interval
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, FONT_PT, INK, LEFT_IN, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import TIMES, significant, text_width_pt
-from gpipe_bench.outcomes import Group, Outcome
+from gpipe_bench.results.outcomes import Group, Outcome
 
 _BESIDE: Final[dict[str, dict[str, Any]]] = {
     "published": {"marker": "d", "markersize": 6.5, "markeredgecolor": INK},

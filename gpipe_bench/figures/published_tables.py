@@ -14,8 +14,8 @@ from gpipe_bench.figures.lines import Line, add_legend, add_lines
 from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.style import FAINT, draw
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.rows import EVIDENCE, Row
-from gpipe_bench.tables import frame_of
+from gpipe_bench.results.rows import EVIDENCE, Row
+from gpipe_bench.results.tables import frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,7 @@ def draw_published_tables(rows_csv: Path, out_stem: Path, metric: str = "") -> l
     """Draw the published tables in a result table.
 
     Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
+        rows_csv: rows with the columns of :class:`gpipe_bench.results.rows.Row`.
         out_stem: path of the figure without its suffix.
         metric: one of :data:`METRICS`; by default the one that was printed.
 

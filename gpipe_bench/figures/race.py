@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.style import FAINT, OKABE_ITO
-from gpipe_bench.peer_rows import PeerRow
-from gpipe_bench.tables import plain_records, read_table
+from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.tables import plain_records, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ def read_race(rows_csv: Path) -> pd.DataFrame:
     """The rows of a race.
 
     Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.peer_rows.PeerRow`.
+        rows_csv: rows with the columns of :class:`gpipe_bench.results.peer_rows.PeerRow`.
 
     Raises:
         ConfigError: the table cannot be read, lacks columns, or has nothing to draw; all such problems.

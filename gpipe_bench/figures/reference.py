@@ -12,7 +12,6 @@ from typing import Final
 
 from matplotlib.figure import Figure
 
-from gpipe_bench.catalogue import PUBLISHED_ROWS, REFERENCE, ReferenceFigure, reference_figures
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ablation_figure
 from gpipe_bench.figures.advice import advice_figure
@@ -27,9 +26,10 @@ from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.timelines import draw_timelines
 from gpipe_bench.figures.transparency import draw_transparency
 from gpipe_bench.figures.why import why_figure
-from gpipe_bench.outcomes import printed_beside
-from gpipe_bench.processes import spread
-from gpipe_bench.rows import Row
+from gpipe_bench.results.catalogue import PUBLISHED_ROWS, REFERENCE, ReferenceFigure, reference_figures
+from gpipe_bench.results.outcomes import printed_beside
+from gpipe_bench.results.rows import Row
+from gpipe_bench.util.processes import spread
 
 _FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], Figure]]] = {
     "ablation": ablation_figure,
@@ -47,7 +47,7 @@ def draw_reference(out: Path, folder: Path = REFERENCE, processes: int = 1) -> I
     Args:
         out: folder of the figures.
         folder: of the reference tables.
-        processes: how many draw at once; see :func:`gpipe_bench.processes.spread`.
+        processes: how many draw at once; see :func:`gpipe_bench.util.processes.spread`.
 
     Yields:
         The paths of each figure as it is done.

@@ -9,10 +9,10 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.tables import RecordedEvent
-from gpipe_bench.outcomes import typical
-from gpipe_bench.rows import EVIDENCE, Row
-from gpipe_bench.tables import nearest
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.outcomes import typical
+from gpipe_bench.results.rows import EVIDENCE, Row
+from gpipe_bench.results.tables import nearest
+from gpipe_bench.results.timeline import TimelineEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from gpipe_bench.figures.groups import ordered_groups, setting_words
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, INK, LEFT_IN, OKABE_ITO, RIGHT_IN, RULE, WIDTH_IN
 from gpipe_bench.figures.text import significant
-from gpipe_bench.outcomes import Group, shown_groups
-from gpipe_bench.rows import Row
-from gpipe_bench.shapley import Share
+from gpipe_bench.results.outcomes import Group, shown_groups
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.shapley import Share
 
 _COMPONENTS: Final = Components.__slots__
 _ROW_IN: Final = 0.27

@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gpipe_bench.errors import OutputError
-from gpipe_bench.files import write_files
+from gpipe_bench.util.files import write_files
 
 T = TypeVar("T")
 

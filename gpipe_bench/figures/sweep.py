@@ -24,7 +24,7 @@ from gpipe_bench.figures.points import Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, WIDTH_IN, draw
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.text import significant
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 
 _LEFT_IN: Final = 0.42
 _RIGHT_IN: Final = 0.08
@@ -45,7 +45,7 @@ def draw_sweep(rows_csv: Path, out_stem: Path) -> list[Path]:
     """Draw the sweep held in a result table.
 
     Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.rows.Row`.
+        rows_csv: rows with the columns of :class:`gpipe_bench.results.rows.Row`.
         out_stem: path of the figure without its suffix.
 
     Returns:

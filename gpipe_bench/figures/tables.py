@@ -1,4 +1,4 @@
-"""Rows and timeline events of result tables, as objects; :mod:`gpipe_bench.tables` reads and checks the files."""
+"""Rows and events of result tables, as objects; :mod:`gpipe_bench.results.tables` reads and checks the files."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.peer_rows import PeerRow
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import header_of, plain_records, read_records, read_table
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import header_of, plain_records, read_records, read_table
+from gpipe_bench.results.timeline import TimelineEvent
 
 NEEDED: Final = (
     *("evidence", "model", "model_args", "variant", "partitions", "chunks", "checkpoint", "batch_size", "balance"),
@@ -43,7 +43,7 @@ def read_rows(path: Path, needed: Sequence[str] = NEEDED) -> list[Row]:
         needed: columns that must be there.
 
     Raises:
-        ConfigError: as :func:`gpipe_bench.tables.read_table`.
+        ConfigError: as :func:`gpipe_bench.results.tables.read_table`.
     """
     return read_records(path, needed, Row)
 

@@ -13,7 +13,7 @@ from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.runs import Run, choose_run
 from gpipe_bench.figures.style import FAINT, draw
 from gpipe_bench.figures.tables import read_events, read_rows
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 
 
 def draw_timeline(

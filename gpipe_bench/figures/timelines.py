@@ -21,7 +21,7 @@ from gpipe_bench.figures.runs import Run, choose_run
 from gpipe_bench.figures.style import FAINT, draw
 from gpipe_bench.figures.tables import read_events, read_rows
 from gpipe_bench.figures.text import TIMES, significant
-from gpipe_bench.timeline import KINDS
+from gpipe_bench.results.timeline import KINDS
 
 _ADDED: Final = {
     "baseline": "no edges between micro-batches: autograd's ready queue decides the order of the backward pass",

@@ -13,8 +13,8 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.claims import ARM_STYLES, add_claims
 from gpipe_bench.figures.page import Frame, Page
 from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN, draw
-from gpipe_bench.tables import plain_records, read_table
-from gpipe_bench.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow
+from gpipe_bench.results.tables import plain_records, read_table
+from gpipe_bench.results.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow
 
 if TYPE_CHECKING:
     import pandas as pd

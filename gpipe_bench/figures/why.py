@@ -21,7 +21,7 @@ from gpipe_bench.figures.points import SHARES, Point, Series, points_of, series_
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE, WIDTH_IN
 from gpipe_bench.figures.sweep import machine_words, sweep_groups
 from gpipe_bench.figures.text import TIMES, significant
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 
 _LEFT_IN: Final = 0.60
 _RIGHT_IN: Final = 0.08

@@ -12,7 +12,7 @@ from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_sl
 
 
 def environment_facts(devices: Iterable[torch.device | str], hosts: int = 1) -> dict[str, Any]:
-    """Machine and software as columns of :class:`gpipe_bench.rows.Row`; what is unknown stays empty.
+    """Machine and software as columns of :class:`gpipe_bench.results.rows.Row`; what is unknown stays empty.
 
     Args:
         devices: devices of the run on each host, repeats allowed.

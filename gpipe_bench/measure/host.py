@@ -13,12 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gpipe_bench.checkout import checkout
 from gpipe_bench.measure.nvml import driver_version
+from gpipe_bench.util.checkout import checkout
 
 
 def host_facts() -> dict[str, Any]:
-    """What does not depend on the devices of a run, as columns of :class:`gpipe_bench.rows.Row`."""
+    """What does not depend on the devices of a run, as columns of :class:`gpipe_bench.results.rows.Row`."""
     commit, dirty = checkout()
     return {
         "torch": metadata.version("torch"),

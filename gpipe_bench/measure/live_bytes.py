@@ -27,7 +27,7 @@ from gpipe_bench.engine.observer import Task
 from gpipe_bench.measure.backward_nodes import BackwardNodes
 from gpipe_bench.measure.ledger import Ledger
 from gpipe_bench.measure.watch import Watch, is_watched, switch_off, switch_on
-from gpipe_bench.timeline import COPY_KINDS
+from gpipe_bench.results.timeline import COPY_KINDS
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent
 
 _EXCHANGES: Final = 50
 

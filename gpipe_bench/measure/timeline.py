@@ -14,7 +14,7 @@ import torch
 
 from gpipe_bench.engine.observer import Task
 from gpipe_bench.measure.event_clock import EventClock, NewEvent, timing_event
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent
 
 _NS_PER_US = 1e3
 

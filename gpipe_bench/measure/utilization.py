@@ -16,9 +16,9 @@ from typing import Any, Self
 import pynvml
 import torch
 
-from gpipe_bench.breakdown import Breakdown
 from gpipe_bench.measure.devices import distinct_devices
 from gpipe_bench.measure.nvml import device_handle, nvml_session
+from gpipe_bench.results.breakdown import Breakdown
 
 Probe = Callable[[], float | None]
 """Reads the busy share of one device, in [0, 1]; None when it cannot be read now."""

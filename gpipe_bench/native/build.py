@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.cache import cache_folder
 from gpipe_bench.errors import CompilerError, OutputError
 from gpipe_bench.native.compiler import find_compiler, identity, words
+from gpipe_bench.util.cache import cache_folder
 
 LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "clock": ("simulator/clock", "simulator/memory", "emulator/replay", "emulator/csrc/trace_row.h"),
@@ -118,7 +118,7 @@ def compile_into(path: Path, command: Sequence[str], variable: str) -> None:
         OutputError: the folder cannot be written.
     """
     # Here and not above: what is in the cache is loaded sooner without.
-    from gpipe_bench.files import staging
+    from gpipe_bench.util.files import staging
 
     try:
         with staging(path.parent) as draft:

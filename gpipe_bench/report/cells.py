@@ -9,10 +9,10 @@ from typing import Final
 
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.text import TIMES
-from gpipe_bench.intervals import median_interval, ratio_interval
-from gpipe_bench.outcomes import LOOP, way_of
 from gpipe_bench.report.tables import Field, PageTable, number_words
-from gpipe_bench.rows import EVIDENCE, Row
+from gpipe_bench.results.intervals import median_interval, ratio_interval
+from gpipe_bench.results.outcomes import LOOP, way_of
+from gpipe_bench.results.rows import EVIDENCE, Row
 
 _APART: Final = ("evidence", "model", "flavour")
 _MACHINE: Final = ("device", "profile")

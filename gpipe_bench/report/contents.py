@@ -11,10 +11,10 @@ import pandas as pd
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.tables import is_race, read_peers, read_rows
-from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.sources import Source
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import read_text
+from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import read_text
 
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
 

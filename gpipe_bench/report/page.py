@@ -13,14 +13,14 @@ from gpipe_bench import __version__
 from gpipe_bench.data import CAPTIONS_FOLDER
 from gpipe_bench.figures.style import EVIDENCE_COLOURS
 from gpipe_bench.figures.tables import read_events
-from gpipe_bench.files import write_files
 from gpipe_bench.report.contents import Contents, read_contents
 from gpipe_bench.report.findings.collect import findings_of, runs_of
 from gpipe_bench.report.provenance import origin
 from gpipe_bench.report.sections import make_sections, section_name
 from gpipe_bench.report.sources import Source, check_folder, find_sources
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
-from gpipe_bench.rows import EVIDENCE
+from gpipe_bench.results.rows import EVIDENCE
+from gpipe_bench.util.files import write_files
 
 Step = Callable[[int, int, str], None]
 

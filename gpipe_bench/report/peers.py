@@ -8,8 +8,8 @@ from functools import partial
 from typing import Final
 
 from gpipe_bench.figures.groups import short_reason
-from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.report.tables import Field, PageTable, number_words
+from gpipe_bench.results.peer_rows import TINY, PeerRow
 
 _KEYS: Final = ("model_args", "partitions", "chunks", "batch_size", "checkpoint", "variant")
 _METRICS: Final[Mapping[str, str]] = {

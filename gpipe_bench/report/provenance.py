@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpipe_bench.tables import read_text
+from gpipe_bench.results.tables import read_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import EVIDENCE
+from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.results.rows import EVIDENCE
 
 _SHOWN: Final = ("_verdict",)
 """Companions that the page shows as tables of their own."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.figures.text import significant
-from gpipe_bench.tables import read_text
+from gpipe_bench.results.tables import read_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.lanes import lane_keys, stack
 from gpipe_bench.figures.runs import Run, choose_run
 from gpipe_bench.figures.tables import RecordedEvent
-from gpipe_bench.rows import EVIDENCE, Row
-from gpipe_bench.timeline import KINDS, TimelineEvent, computing_devices
+from gpipe_bench.results.rows import EVIDENCE, Row
+from gpipe_bench.results.timeline import KINDS, TimelineEvent, computing_devices
 
 EVENT_FIELDS: Final = (
     *("lane", "kind", "microbatch", "partition", "start_us", "end_us", "issue_us", "bytes", "device"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpipe_bench.lazy import lazy
+from gpipe_bench.util.lazy import lazy
 
 if TYPE_CHECKING:
     from gpipe_bench.simulator.api import simulate

@@ -19,11 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpipe_bench.collection import no_collection
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
-from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import Schedule, check
+from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.arguments import ScheduleLike, check_request
 from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule
 from gpipe_bench.simulator.clock.run import Settings, run
@@ -42,6 +41,7 @@ from gpipe_bench.simulator.hardware.networks import NETWORK, machine_of
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Link, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model, build_workload, microbatch_sizes
 from gpipe_bench.simulator.workloads.workload import Workload
+from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES, Schedule
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.clock.settings import FLAVOURS
 from gpipe_bench.simulator.hardware.profile import Link, Profile
 from gpipe_bench.simulator.tracing.precision import PRECISIONS

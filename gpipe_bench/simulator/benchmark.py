@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from gpipe_bench.components import Components
-from gpipe_bench.files import write_files
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.simulator.api import Model, simulate
+from gpipe_bench.util.files import write_files
 
 _SIZES: Final = ((8, 32), (8, 128), (8, 512), (32, 128), (64, 64), (64, 128), (64, 256), (256, 1024))
 _PROFILE: Final = "h100"

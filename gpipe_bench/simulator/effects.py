@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 from gpipe_bench.components import Components
 from gpipe_bench.data import needed_checkout
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import write_files
 from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.fit import FITTED, with_shares
@@ -25,6 +24,7 @@ from gpipe_bench.simulator.hardware.profile import Profile, load_profile
 from gpipe_bench.simulator.published.runs import PublishedRuns
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload
+from gpipe_bench.util.files import write_files
 
 T = TypeVar("T")
 

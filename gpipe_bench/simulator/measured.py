@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.models.arguments import read_text
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import plain_records, read_table
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import plain_records, read_table
 
 TABLE: Final = "h200-steps"
 """What ``predictions`` calls them."""

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.checkout import checkout
-from gpipe_bench.collection import no_collection
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
-from gpipe_bench.files import write_files
-from gpipe_bench.rows import SCHEMA_VERSION
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
+from gpipe_bench.results.rows import SCHEMA_VERSION
+from gpipe_bench.results.tables import lines_text
 from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
 from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
-from gpipe_bench.tables import lines_text
+from gpipe_bench.util.checkout import checkout
+from gpipe_bench.util.collection import no_collection
+from gpipe_bench.util.files import write_files
 
 COLUMNS: Final = (
     *("table", "experiment", "metric", "published", "simulated", "error_fraction", "role"),

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench import Pipe
+from gpipe_bench import NoChunk, Pipe, PipeSequential, WithDevice
 from gpipe_bench.balance import balance_by_simulation, balance_by_size, balance_by_time, layer_sizes, layer_times
-from gpipe_bench.pipe import NoChunk, PipeSequential, WithDevice
 from gpipe_bench.skip import Skippable, pop, skippable, stash
 
 Profile = Callable[..., list[int]]

@@ -15,8 +15,8 @@ from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS, RawResult
 from gpipe_bench.errors import ConfigError, OutputError
 from gpipe_bench.figures.tables import read_events, read_rows
-from gpipe_bench.rows import Row
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.timeline import TimelineEvent
 from tests.bench.cells_of import cell, ok_result
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gpipe_bench.bench.evaluation.summary import print_summary
 from gpipe_bench.components import Components
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 from tests.bench.cells_of import ok_result
 
 SETTING = {

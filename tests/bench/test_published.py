@@ -14,7 +14,7 @@ from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 from tests.bench.cells_of import ok_result
 
 

@@ -18,7 +18,7 @@ from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure import rank_clock
 from gpipe_bench.measure import timeline as recording
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent
 from tests.bench.cells_of import cell
 from tests.distributed.ranks import run_processes
 from tests.project.tree import ROOT

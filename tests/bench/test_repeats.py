@@ -16,8 +16,8 @@ from gpipe_bench.bench.running.repeats import run_repeats
 from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.raw import read_results
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.processes import FORKS
-from gpipe_bench.sealed import unseal
+from gpipe_bench.util.processes import FORKS
+from gpipe_bench.util.sealed import unseal
 from tests.bench.cells_of import cell, ok_result
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="what measures must be a function of a module here")

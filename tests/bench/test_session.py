@@ -18,7 +18,7 @@ from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent
 from tests.bench.cells_of import ok_result
 
 CPU, GPU = Machine("cpu", 1), Machine("cuda", 1)

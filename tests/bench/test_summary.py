@@ -12,8 +12,8 @@ from rich.console import Console
 
 from gpipe_bench.bench.evaluation.summary import print_summary, result_files
 from gpipe_bench.bench.running.run import failed_result
-from gpipe_bench.intervals import ratio_interval
-from gpipe_bench.outcomes import group_rows
+from gpipe_bench.results.intervals import ratio_interval
+from gpipe_bench.results.outcomes import group_rows
 from tests.bench.cells_of import cell, ok_result
 from tests.figures.synthetic import cpu_ways
 

@@ -11,7 +11,7 @@ from gpipe_bench.bench.experiments.sweeps import CudaSweep, SimulatedSweep
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import format_arguments, parse_arguments
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 
 CPU = Machine("cpu", 1)
 SMALL = {"model_args": "depth=1;B=1;C=2;size=4", "partitions": [1, 2], "chunks": [1, 2, 4], "checkpoints": ["always"]}

@@ -12,9 +12,9 @@ from gpipe_bench.bench.running.trial import Trial, prepare_process
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.models.table import MODELS, parse_arguments
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.timeline import COPY_KINDS
 from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.timeline import COPY_KINDS
 from tests.bench.cells_of import cell
 
 # What has no value on a CPU: an allocator that reserves, versions of CUDA and of a driver, clocks of other processes,

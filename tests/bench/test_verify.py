@@ -29,8 +29,8 @@ from gpipe_bench.bench.evaluation.verify_tables import (
 )
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import csv_text, frame_of
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import csv_text, frame_of
 from tests.bench.cells_of import ok_result
 from tests.bench.test_config import ROOT
 

@@ -9,7 +9,7 @@ import tarfile
 
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.hardware.profile import load_profile
 from tests.bench.cells_of import cell
 

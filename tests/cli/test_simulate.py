@@ -9,7 +9,7 @@ import re
 import pytest
 
 from gpipe_bench.cli import main
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.hardware.profile import PROFILES
 
 SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)

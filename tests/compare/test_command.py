@@ -10,8 +10,8 @@ import pytest
 from gpipe_bench.bench.evaluation.collect import write_tables
 from gpipe_bench.cli import main
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import csv_text
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import csv_text
 from tests.bench.cells_of import ok_result
 
 

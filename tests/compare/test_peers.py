@@ -8,8 +8,8 @@ import pytest
 
 from gpipe_bench.bench.evaluation.compare import compare_rows, usual_metrics
 from gpipe_bench.cli import main
-from gpipe_bench.peer_rows import PeerRow
-from gpipe_bench.tables import csv_text
+from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.tables import csv_text
 
 TINY = PeerRow(
     evidence="measured", workload="cells", model="tiny", model_args="L=2;width=4", partitions=2, chunks=8,

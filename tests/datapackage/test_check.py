@@ -13,8 +13,8 @@ from gpipe_bench.bench.datapackage.take import take_reference
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import csv_text
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import csv_text
 from tests.bench.cells_of import ok_result
 
 

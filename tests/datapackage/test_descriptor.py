@@ -10,10 +10,10 @@ import pytest
 
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder, table_schema, write_descriptor
 from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
-from gpipe_bench.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import Row
+from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.results.rows import Row
 from tests.project.tree import ROOT
 
 DESCRIBED = {kind.name: {field["name"]: field for field in table_schema(kind)["fields"]} for kind in KINDS}

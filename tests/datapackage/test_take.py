@@ -13,12 +13,12 @@ from gpipe_bench.bench.datapackage.take import place_name, result_tables, take_r
 from gpipe_bench.bench.evaluation.collect import write_tables
 from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.cli import main
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, configuration_records
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import write_files
-from gpipe_bench.tables import csv_text
-from gpipe_bench.transparency_rows import GROUP, VERDICT_COLUMNS, TransparencyRow
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, configuration_records
+from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.transparency_rows import GROUP, VERDICT_COLUMNS, TransparencyRow
+from gpipe_bench.util.files import write_files
 from tests.bench.cells_of import cell, ok_result
 
 

@@ -13,8 +13,8 @@ import pytest
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.timeline import COMPUTE_KINDS, COPY_KINDS
 from gpipe_bench.simulator import Model
-from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 REASON = obstacle()

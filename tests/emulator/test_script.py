@@ -14,7 +14,7 @@ import pytest
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 from tests.models.test_vision_packages import ABSENT, write_torchvision
 from tests.overlaps import partial_overlaps
 

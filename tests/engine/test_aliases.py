@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench import Components
+from gpipe_bench import Components, NoChunk, Pipe
 from gpipe_bench.engine.microbatch import aliased_values
-from gpipe_bench.pipe import NoChunk, Pipe
 from gpipe_bench.skip import pop, skippable, stash
 from tests.engine.steps import mean_loss, samples, scheduled, step, targets
 from tests.engine.support import MODES, Affine, assert_same, label, on_cpu, train_step

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import Components, GPipe
+from gpipe_bench import Components, GPipe, WithDevice
 from gpipe_bench.errors import BalanceError, DeviceCountError, GpipeBenchError, PlacementError, SkipLayoutError
-from gpipe_bench.pipe import WithDevice
 from tests.engine.support import Mix, Pop, Stash, on_cpu
 
 

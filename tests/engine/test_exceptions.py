@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, is_recomputing
-from gpipe_bench.schedule import clock_cycles, microbatch_major
 from gpipe_bench.schedules import merged_order, named_schedule
+from gpipe_bench.schedules.cycles import clock_cycles, microbatch_major
 from tests.engine.support import FACTORIAL, MODES, Watch, label, numbered, on_cpu
 
 M, N = 4, 3

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components
-from gpipe_bench.schedule import clock_cycles, microbatch_major
+from gpipe_bench.schedules.cycles import clock_cycles, microbatch_major
 from tests.engine.support import FACTORIAL, Watch, crossing_model, label, numbered, on_cpu, probe_pipe
 
 CLOCK_CYCLES = """

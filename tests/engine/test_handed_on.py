@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import Components
+from gpipe_bench import Components, NoChunk, Pipe
 from gpipe_bench.errors import UnsupportedError
-from gpipe_bench.pipe import NoChunk, Pipe
 from gpipe_bench.skip import pop, skippable, stash
 from tests.engine.steps import mean_loss, samples, scheduled, step, targets
 from tests.engine.support import MODES, assert_same

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import Components
-from gpipe_bench.timeline import COMPUTE_KINDS, KINDS
+from gpipe_bench.results.timeline import COMPUTE_KINDS, KINDS
 from tests.engine.support import FACTORIAL, MODES, Mix, Pop, Stash, Watch, grid, label, numbered, on_cpu, probe_pipe
 
 every_combination = pytest.mark.parametrize("components", FACTORIAL, ids=label)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.pipe import Pipe, renamed_state_dict
+from gpipe_bench import Pipe, renamed_state_dict
 
 
 def layers():

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import Pipe
+from gpipe_bench import NoChunk, Pipe, PipeSequential, WithDevice, partition_model
 from gpipe_bench.engine.placed import placed_partitions
-from gpipe_bench.pipe import NoChunk, PipeSequential, WithDevice, partition_model
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, parametrizations, parametrize
 
-from gpipe_bench import Pipe
-from gpipe_bench.pipe import NoChunk
+from gpipe_bench import NoChunk, Pipe
 from gpipe_bench.skip import pop, skippable, stash
 
 CHECKPOINTS = pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])

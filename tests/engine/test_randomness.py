@@ -13,7 +13,7 @@ from torch._C import _len_torch_dispatch_stack
 
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.errors import RandomnessError
-from gpipe_bench.schedule import clock_cycles, microbatch_major
+from gpipe_bench.schedules.cycles import clock_cycles, microbatch_major
 from tests.engine.support import FACTORIAL, MODES, label, numbered, on_cpu
 
 pytestmark = pytest.mark.usefixtures("either_backward")

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gpipe_bench import NoChunk
 from gpipe_bench.engine.runtime.reduction import _KNOWN
 from gpipe_bench.errors import ReductionWarning
-from gpipe_bench.pipe import NoChunk
 from tests.engine.steps import scheduled
 
 CLASSES = 5

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import GPipe, Pipe
+from gpipe_bench import GPipe, Pipe, WithDevice
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm
 from gpipe_bench.errors import SkipLayoutError
-from gpipe_bench.pipe import WithDevice
 from tests.engine.support import Pop, Stash
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))

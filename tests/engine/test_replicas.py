@@ -13,9 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from gpipe_bench import GPipe, Pipe
+from gpipe_bench import GPipe, LocalValue, Pipe
 from gpipe_bench.errors import UnsupportedError
-from gpipe_bench.pipe import LocalValue
 
 STATIC = {"static_graph": True}
 TOGETHER = (

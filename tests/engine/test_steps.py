@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from gpipe_bench.pipe import NoChunk, Pipe
+from gpipe_bench import NoChunk, Pipe
 from gpipe_bench.schedules import SCHEDULES
 from tests.engine.steps import ALL, DOUBLE, SPLIT, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import MODES, Affine, Flags, Mix, Watch, assert_same, grid

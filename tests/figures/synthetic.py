@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gpipe_bench.components import Components
-from gpipe_bench.rows import Row
-from gpipe_bench.schedule import checkpoint_stop, clock_cycles
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.schedules.cycles import checkpoint_stop, clock_cycles
 
 EVENT_COLUMNS = ("cell", "variant", "repeat", "evidence", *TimelineEvent.columns())
 NO_COPY_STREAMS = "copy_streams needs an accelerator; on cpu it changes nothing, see variant {}"

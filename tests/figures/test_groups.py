@@ -1,5 +1,5 @@
 from gpipe_bench.figures.groups import failure_notes, ordered_groups, setting_words, short_reason
-from gpipe_bench.outcomes import group_rows
+from gpipe_bench.results.outcomes import group_rows
 from tests.figures.synthetic import ablation_row, accelerator_ablation, cpu_ablation, published_ablation
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpipe_bench.intervals import median_interval, ratio_interval
+from gpipe_bench.results.intervals import median_interval, ratio_interval
 
 SAMPLES = st.lists(st.floats(0.1, 1e6), min_size=2, max_size=12)
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpipe_bench.figures.lanes import lane_keys, stack
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent
 from tests.figures.synthetic import step_events
 
 

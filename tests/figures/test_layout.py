@@ -8,7 +8,7 @@ from gpipe_bench.figures.runs import Run
 from gpipe_bench.figures.style import FONT_PT, WIDTH_IN, drawing
 from gpipe_bench.figures.timeline import timeline_figure
 from gpipe_bench.figures.transparency import transparency_figure
-from gpipe_bench.tables import read_table
+from gpipe_bench.results.tables import read_table
 from tests.figures.synthetic import (
     ablation_row,
     accelerator_ablation,

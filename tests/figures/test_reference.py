@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpipe_bench.catalogue import REFERENCE, reference_figures
 from gpipe_bench.figures.reference import draw_reference
+from gpipe_bench.results.catalogue import REFERENCE, reference_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "figures" / "reference"

@@ -7,7 +7,6 @@ from itertools import product
 
 import pytest
 
-from gpipe_bench.catalogue import reference_figures
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import draw_ablation
 from gpipe_bench.figures.advice import advice_figure
@@ -17,7 +16,8 @@ from gpipe_bench.figures.reference import draw_reference, with_published
 from gpipe_bench.figures.style import drawing
 from gpipe_bench.figures.sweep import draw_sweep, machine_words, sweep_figure
 from gpipe_bench.figures.why import explanation, why_figure
-from gpipe_bench.schedule import CHECKPOINT_MODES, ideal_bubble
+from gpipe_bench.results.catalogue import reference_figures
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, ideal_bubble
 from tests.figures.synthetic import ablation_row, write_rows
 from tests.figures.test_layout import check, texts_of, words  # noqa: F401 - a fixture
 

@@ -9,7 +9,7 @@ import torch
 from gpipe_bench.measure import environment
 from gpipe_bench.measure.environment import environment_facts
 from gpipe_bench.measure.host import host_facts, machine_slug
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 
 
 def test_facts_are_columns_of_a_row():

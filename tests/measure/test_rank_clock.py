@@ -6,7 +6,7 @@ import pytest
 
 from gpipe_bench.measure import rank_clock
 from gpipe_bench.measure.rank_clock import offset_to, one_record
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent
 
 
 class Way:

@@ -6,9 +6,9 @@ import pynvml
 import pytest
 import torch
 
-from gpipe_bench.breakdown import Breakdown
 from gpipe_bench.measure.nvml import device_handle, driver_version, nvml_session
 from gpipe_bench.measure.utilization import NvmlUtilization, busy_share, nvml_probe
+from gpipe_bench.results.breakdown import Breakdown
 
 
 @pytest.fixture

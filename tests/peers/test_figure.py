@@ -16,8 +16,8 @@ from gpipe_bench.figures.host_time import host_time_figure
 from gpipe_bench.figures.peers import peers_figure
 from gpipe_bench.figures.race import LOOKS, read_race
 from gpipe_bench.figures.style import draw, drawing
-from gpipe_bench.peer_rows import PeerRow
-from gpipe_bench.tables import csv_text, read_table
+from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.tables import csv_text, read_table
 from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
 
 FACTS = {"device": "cpu Some CPU", "torch": "2.13.0"}

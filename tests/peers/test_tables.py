@@ -10,8 +10,8 @@ from gpipe_bench.bench.datapackage.check import check_folder
 from gpipe_bench.bench.datapackage.descriptor import write_descriptor
 from gpipe_bench.bench.datapackage.take import take_reference
 from gpipe_bench.bench.peers.tables import peer_rows, ratio_records, step_records, write_race
-from gpipe_bench.catalogue import reference_figures
-from gpipe_bench.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
+from gpipe_bench.results.catalogue import reference_figures
+from gpipe_bench.results.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
 from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
 
 # The machine gets slower by half from round to round; the ratio stays.

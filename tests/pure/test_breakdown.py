@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_device_time
-from gpipe_bench.timeline import KINDS, TimelineEvent
+from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_device_time
+from gpipe_bench.results.timeline import KINDS, TimelineEvent
 
 
 def event(kind, j, start, end):

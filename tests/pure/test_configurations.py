@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, canonical, configuration_records, digest
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, canonical, configuration_records, digest
 
 
 def test_the_digest_is_that_of_the_text():

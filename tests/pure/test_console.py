@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gpipe_bench.console import Column, Grid, output
+from gpipe_bench.util.console import Column, Grid, output
 
 
 def printed(grid, width):

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import pytest
 
 from gpipe_bench.errors import OutputError
-from gpipe_bench.files import check_writable, is_file, is_folder, json_text, staging, write_files
+from gpipe_bench.util.files import check_writable, is_file, is_folder, json_text, staging, write_files
 
 
 def content(folder):
@@ -83,7 +83,7 @@ def test_json_has_no_nan():
 
 def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path):
     script = (
-        "import os, sys; from pathlib import Path; from gpipe_bench import files\n"
+        "import os, sys; from pathlib import Path; from gpipe_bench.util import files\n"
         "with files.staging(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half.json').write_text('{')\n"
         "    files.tempfile.mkstemp(dir=sys.argv[1], prefix=files._prefix(Path(sys.argv[1])))\n"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpipe_bench.perfetto import Slice, perfetto_trace
+from gpipe_bench.results.perfetto import Slice, perfetto_trace
 from tests.overlaps import partial_overlaps
 
 TRACKS = ("compute", "copies", "skips")

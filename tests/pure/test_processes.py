@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.processes import FORKS, spread, usable_processes
+from gpipe_bench.util.processes import FORKS, spread, usable_processes
 
 forks = pytest.mark.skipif(not FORKS, reason="all is done in one process here")
 
@@ -71,7 +71,7 @@ def test_a_process_that_is_killed_is_an_error():
 def test_a_caller_that_is_killed_takes_its_processes_along():
     program = """
 import os, signal
-from gpipe_bench.processes import spread
+from gpipe_bench.util.processes import spread
 def wait(piece):
     os.write(1, b"%d\\n" % piece)
     signal.pause()

@@ -11,7 +11,7 @@ A cycle is a line; bars part its fence, its launches and what follows.
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.program import Plan, run_forward
+from gpipe_bench.schedules.program import Plan, run_forward
 
 OFF = Components(*[False] * 5)
 

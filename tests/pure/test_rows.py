@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.rows import EVIDENCE, SCHEMA_VERSION, STATUSES, Row
+from gpipe_bench.results.rows import EVIDENCE, SCHEMA_VERSION, STATUSES, Row
 
 _IN_ORDER = """
     experiment evidence model model_args variant clock_cycle fork_join copy_streams portals early_recompute backward

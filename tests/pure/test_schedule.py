@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop, clock_cycles, ideal_bubble, microbatch_major
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop, clock_cycles, ideal_bubble, microbatch_major
 
 
 def picture(cycles, n):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpipe_bench.shapley import Share, shapley_shares
+from gpipe_bench.results.shapley import Share, shapley_shares
 
 PLAYERS = ("a", "b", "c", "d")
 SETS = [frozenset(name for k, name in enumerate(PLAYERS) if number >> k & 1) for number in range(16)]

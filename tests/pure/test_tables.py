@@ -7,10 +7,10 @@ import math
 import pytest
 
 from gpipe_bench.bench.datapackage.kinds import kind_of
-from gpipe_bench.columns import check_value, column_field
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import csv_text, frame_of, plain_records, read_records, read_table, read_text
+from gpipe_bench.results.columns import check_value, column_field
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import csv_text, frame_of, plain_records, read_records, read_table, read_text
 from tests.figures.synthetic import ablation_row, cpu_ablation, write_rows
 from tests.project.tree import ROOT
 

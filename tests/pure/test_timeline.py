@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, KINDS, TimelineEvent, chrome_trace
+from gpipe_bench.results.timeline import COMPUTE_KINDS, COPY_KINDS, KINDS, TimelineEvent, chrome_trace
 
 
 def event(kind, i, j, start, end, *, device="cuda:0", stream="compute", nbytes=0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.yaml_text import read_yaml
+from gpipe_bench.util.yaml_text import read_yaml
 
 
 def bomb(opening, closing, levels):

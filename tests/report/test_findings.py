@@ -8,8 +8,6 @@ import pandas as pd
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.outcomes import group_rows
-from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.contents import Contents
 from gpipe_bench.report.findings.ablation import ablation_findings, effects
 from gpipe_bench.report.findings.collect import findings_of
@@ -19,6 +17,8 @@ from gpipe_bench.report.findings.predictions import prediction_findings
 from gpipe_bench.report.findings.races import race_findings
 from gpipe_bench.report.findings.sweeps import advice_findings, sweep_findings
 from gpipe_bench.report.findings.training import training_findings
+from gpipe_bench.results.outcomes import group_rows
+from gpipe_bench.results.peer_rows import PeerRow
 from tests.figures.synthetic import ablation_row, cpu_ways
 
 HARDWARE = {"evidence": "simulated", "device": "cuda Imaginary H9", "device_count": 4, "profile": "h9"}

@@ -17,8 +17,8 @@ from gpipe_bench.report.cells import cell_tables
 from gpipe_bench.report.page import write_report
 from gpipe_bench.report.sections import table_of
 from gpipe_bench.report.timelines import EVENT_FIELDS
-from gpipe_bench.rows import Row
-from gpipe_bench.timeline import KINDS
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.timeline import KINDS
 from tests.figures.synthetic import ablation_row, write_csv, write_rows
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.page import write_report
 from gpipe_bench.report.peers import peer_tables
-from gpipe_bench.tables import csv_text
+from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.tables import csv_text
 from tests.compare.test_peers import NAMES, race
 
 FAILED = replace(race()[-1], contender="pipelining-1f1b", status="skipped", reason="not installed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.schedule import checkpoint_stop
+from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.clock.run import run
 from tests.simulator.oracle.run import run_whole
 from tests.simulator.support import SANITIZED

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.program import Plan, run_forward
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.results.timeline import KINDS as TIMELINE_KINDS
 from gpipe_bench.schedules import KINDS as ACTION_KINDS
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
+from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.simulator.clock import lowering
 from gpipe_bench.simulator.clock.program_rows import program_rows
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import ACTIONS, KINDS, STEPS, Input
-from gpipe_bench.timeline import KINDS as TIMELINE_KINDS
 from tests.simulator.support import Plain, task, workload
 
 

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES, Schedule
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.clock.settings import FLAVOURS, Settings
 from tests.cover import cover
 from tests.simulator.against_oracle import same

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.clock.settings import FLAVOURS
 from gpipe_bench.simulator.clock.tasks import Timeline

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator import simulate
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.hardware.profile import load_profile

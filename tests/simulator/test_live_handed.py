@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.skip import pop, skippable
 from tests.simulator.live import live_peaks, work_of
 from tests.simulator.test_live_models import One, Stash, Two

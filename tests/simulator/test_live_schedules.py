@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from tests.simulator import test_live_frozen, test_live_models
 from tests.simulator.live import live_peaks, work_of
 from tests.simulator.test_live_bytes import LAYERS, ROWS, UNIT, Scale

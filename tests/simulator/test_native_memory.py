@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.workloads.workload import MemoryOp

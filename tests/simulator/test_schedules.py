@@ -9,7 +9,6 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules import (
     SCHEDULES,
     Durations,
@@ -19,6 +18,7 @@ from gpipe_bench.schedules import (
     timing,
     with_recomputation,
 )
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.clock.list_rows import lists_of
 from gpipe_bench.simulator.clock.run import run

@@ -10,11 +10,11 @@ import torch
 from gpipe_bench import Components, GPipe
 from gpipe_bench.figures.tables import read_events
 from gpipe_bench.measure.timeline import Recorder
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.results.timeline import chrome_trace
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator import Model, simulate
-from gpipe_bench.timeline import chrome_trace
 from tests.cover import cover
 from tests.overlaps import partial_overlaps
 from tests.project.tree import ROOT

@@ -9,7 +9,7 @@ import pytest
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.measured import TABLE, MeasuredStep, measured_steps
 
 

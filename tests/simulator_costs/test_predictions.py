@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from gpipe_bench.cli import main
-from gpipe_bench.configurations import digest
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.results.configurations import digest
 from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.predictions import TABLES, Prediction, predictions, print_predictions, summary, write

@@ -21,7 +21,7 @@ from gpipe_bench.bench.transparency.settings import TransparencyCell, Transparen
 from gpipe_bench.bench.transparency.verdict import Margins
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.transparency import draw_transparency
-from gpipe_bench.processes import FORKS
+from gpipe_bench.util.processes import FORKS
 from tests.processes import apart
 
 SMALL = {"batch_size": 8, "chunks": 2, "steps": 2, "held_out": 16}

@@ -11,8 +11,8 @@ from gpipe_bench.bench.transparency.verdict import (
     size_verdict,
     verdicts,
 )
-from gpipe_bench.configurations import digest
-from gpipe_bench.transparency_rows import VERDICT_COLUMNS
+from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.transparency_rows import VERDICT_COLUMNS
 
 MARGINS = Margins(accuracy=0.05, loss=0.1)
 

@@ -38,7 +38,7 @@ def copy(tmp_path):
         ("gpipe_bench/bench/running/device_profile.py", [False, False]),
         ("gpipe_bench/bench/experiments/experiments.py", [False, False]),
         ("gpipe_bench/figures/style.py", [False, True]),
-        ("gpipe_bench/rows.py", [True, True]),
+        ("gpipe_bench/results/rows.py", [True, True]),
         ("gpipe_bench/py.typed", [False, False]),
     ],
 )
@@ -63,13 +63,13 @@ def test_imports_for_annotations_are_no_dependency(tmp_path):
     path = tmp_path / "example.py"
     path.write_text(
         "from typing import TYPE_CHECKING\n"
-        "from gpipe_bench import rows\n"
+        "from gpipe_bench.results import rows\n"
         "if TYPE_CHECKING:\n    from gpipe_bench.engine.gpipe import GPipe\n"
         "else:\n    import gpipe_bench.errors\n"
         "def later():\n    from .schedule import clock_cycles\n    import os.path\n"
     )
     found = set(imported_modules("gpipe_bench.example", path))
-    assert found == {"gpipe_bench.rows", "gpipe_bench.errors", "gpipe_bench.schedule"}
+    assert found == {"gpipe_bench.results.rows", "gpipe_bench.errors", "gpipe_bench.schedules.cycles"}
 
 
 def test_the_packages_above_a_module_are_dependencies():

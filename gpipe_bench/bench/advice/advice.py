@@ -40,11 +40,11 @@ from gpipe_bench.bench.spec.simulated_cells import (
 )
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.hardware.networks import IDEAL, NETWORK
 
 if TYPE_CHECKING:
-    from gpipe_bench.rows import Row
+    from gpipe_bench.results.rows import Row
 
 _MOST_CHUNKS: Final = 128
 _MOVES: Final = 12
@@ -159,7 +159,7 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
     Args:
         request: model, batch and hardware.
         report: takes how many of how many first candidates are done.
-        processes: how many simulate those at once; see :func:`gpipe_bench.processes.spread`.
+        processes: how many simulate those at once; see :func:`gpipe_bench.util.processes.spread`.
 
     Raises:
         ConfigError: the limit leaves no memory at all.

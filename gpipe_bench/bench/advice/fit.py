@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
     from gpipe_bench.bench.storage.raw import RawResult
-    from gpipe_bench.rows import Row
+    from gpipe_bench.results.rows import Row
 
 _PROBES: Final = 8
 """Simulations without limit to fit one cell, and as many to make it faster."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder
 from gpipe_bench.bench.datapackage.kinds import KINDS
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.tables import header_of, read_text
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
+from gpipe_bench.results.tables import header_of, read_text
 
 if TYPE_CHECKING:
     import pandas as pd

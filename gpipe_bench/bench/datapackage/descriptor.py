@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench import __version__
 from gpipe_bench.bench.datapackage.kinds import CONFIGURATIONS_BESIDE, ROWS_BESIDE, TableKind, kind_of
-from gpipe_bench.catalogue import COMPANION_SUFFIXES
-from gpipe_bench.columns import column_field
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import json_text, write_files
-from gpipe_bench.tables import DESCRIPTOR, read_text
+from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.results.columns import column_field
+from gpipe_bench.results.tables import DESCRIPTOR, read_text
+from gpipe_bench.util.files import json_text, write_files
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpipe_bench.bench.storage.tables import COMPANIONS
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.peer_rows import RATIO_COLUMNS, PeerRow
-from gpipe_bench.peer_rows import STEP_COLUMNS as PEER_STEP_COLUMNS
-from gpipe_bench.rows import Row
-from gpipe_bench.transparency_rows import GROUP, LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
-from gpipe_bench.transparency_rows import KEYS as RUN_KEYS
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS
+from gpipe_bench.results.peer_rows import RATIO_COLUMNS, PeerRow
+from gpipe_bench.results.peer_rows import STEP_COLUMNS as PEER_STEP_COLUMNS
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.transparency_rows import GROUP, LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
+from gpipe_bench.results.transparency_rows import KEYS as RUN_KEYS
 
 _GLOSSARY: Final = "columns.yaml"
 ROWS_BESIDE: Final = ""

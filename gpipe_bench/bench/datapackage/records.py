@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpipe_bench.bench.datapackage.descriptor import table_schema
 from gpipe_bench.bench.datapackage.kinds import KINDS
-from gpipe_bench.columns import check_value
+from gpipe_bench.results.columns import check_value
 
 _AT_MOST: Final = 20
 _RULES: Final = {"integer": "a whole number", "number": "a finite number", "boolean": "true or false", "string": "text"}

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
 from gpipe_bench.bench.spec.names import readable
-from gpipe_bench.catalogue import COMPANION_SUFFIXES
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import write_files
-from gpipe_bench.tables import csv_text, read_table, read_text
+from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS
+from gpipe_bench.results.tables import csv_text, read_table, read_text
+from gpipe_bench.util.files import write_files
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,11 +11,11 @@ from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.published.values import published_for
 from gpipe_bench.bench.storage.raw import RawResult, read_results
 from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path, configurations_beside
-from gpipe_bench.configurations import digest
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import write_files
-from gpipe_bench.rows import Row
-from gpipe_bench.tables import csv_text
+from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import csv_text
+from gpipe_bench.util.files import write_files
 
 _SHARED: Final = ("simulated-", "emulated-")
 """Starts of the names of cells that several experiments take from one file."""

@@ -22,8 +22,8 @@ from gpipe_bench.bench.evaluation.compare import (
     shifted,
     whole_shift,
 )
-from gpipe_bench.console import Column, Grid
-from gpipe_bench.intervals import Interval
+from gpipe_bench.results.intervals import Interval
+from gpipe_bench.util.console import Column, Grid
 
 RECORD_COLUMNS: Final = (
     *CELL_KEYS,

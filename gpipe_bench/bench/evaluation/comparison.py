@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpipe_bench.components import PUBLISHED
-from gpipe_bench.console import Column, Grid
-from gpipe_bench.outcomes import THROUGHPUT, Group
-from gpipe_bench.shapley import Share
+from gpipe_bench.results.outcomes import THROUGHPUT, Group
+from gpipe_bench.results.shapley import Share
+from gpipe_bench.util.console import Column, Grid
 
 _METRICS: Final[Mapping[str, tuple[str, str]]] = {
     THROUGHPUT: ("samples/s", ".1f"),

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from gpipe_bench.bench.evaluation.statistics import Comparison
-from gpipe_bench.intervals import Interval
+from gpipe_bench.results.intervals import Interval
 
 FEWEST_CELLS: Final = 6
 """With fewer, the scatter between runs cannot be seen."""

@@ -1,7 +1,7 @@
 """Whether two sets of repeats differ, and by how much.
 
-Medians, ratios and their intervals are those of :mod:`gpipe_bench.intervals`, so tables and figures agree. Whether a
-difference is real is asked of the Mann-Whitney test: it assumes no distribution, and times are not normal.
+Medians, ratios and their intervals are those of :mod:`gpipe_bench.results.intervals`, so tables and figures agree.
+Whether a difference is real is asked of the Mann-Whitney test: it assumes no distribution, and times are not normal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gpipe_bench.intervals import Interval, ratio_interval
+from gpipe_bench.results.intervals import Interval, ratio_interval
 
 _LEVEL: Final = 0.05
 _DRAWS: Final = 9999

@@ -13,12 +13,12 @@ from rich.text import Text
 from gpipe_bench.bench.evaluation.comparison import comparison_table, shares_table
 from gpipe_bench.bench.evaluation.statistics import differ
 from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
-from gpipe_bench.configurations import CONFIGURATIONS
-from gpipe_bench.console import Column, Grid, output
-from gpipe_bench.intervals import Interval
-from gpipe_bench.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
-from gpipe_bench.outcomes import Group as OutcomeGroup
-from gpipe_bench.rows import Row
+from gpipe_bench.results.configurations import CONFIGURATIONS
+from gpipe_bench.results.intervals import Interval
+from gpipe_bench.results.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
+from gpipe_bench.results.outcomes import Group as OutcomeGroup
+from gpipe_bench.results.rows import Row
+from gpipe_bench.util.console import Column, Grid, output
 
 _SMALL_GIB: Final = 0.25
 _SHARES: Final = {

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import SCHEMA_VERSION
-from gpipe_bench.tables import plain_records
+from gpipe_bench.results.rows import SCHEMA_VERSION
+from gpipe_bench.results.tables import plain_records
 
 if TYPE_CHECKING:
     import pandas as pd

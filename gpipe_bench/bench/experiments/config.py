@@ -22,7 +22,7 @@ from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
-from gpipe_bench.yaml_text import read_yaml_file
+from gpipe_bench.util.yaml_text import read_yaml_file
 
 DeviceChoice = Annotated[
     Literal["auto", "cpu", "cuda"],

@@ -33,8 +33,8 @@ from gpipe_bench.bench.spec.settings import (
 )
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.models.table import model_spec, parse_arguments
-from gpipe_bench.processes import usable_processes
 from gpipe_bench.schedules.table import SCHEDULES, TWO_PER_DEVICE, ScheduleName
+from gpipe_bench.util.processes import usable_processes
 
 _MOST: Final = 8
 _VARIANT: Final = "dep-x-ptl"

@@ -29,10 +29,10 @@ from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import DRAFT_PREFIX, json_text, staging, write_files
-from gpipe_bench.outcomes import typical
-from gpipe_bench.rows import Row
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.outcomes import typical
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.util.files import DRAFT_PREFIX, json_text, staging, write_files
 
 TINY: Final = Workload(
     model_args="depth=2;B=1;C=4;size=16",

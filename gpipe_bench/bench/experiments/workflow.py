@@ -14,10 +14,10 @@ from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.catalogue import reference_companions, reference_figures, reference_tables
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest
+from gpipe_bench.results.catalogue import reference_companions, reference_figures, reference_tables
 
 T = TypeVar("T")
 

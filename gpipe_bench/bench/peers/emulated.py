@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.configurations import canonical, digest
-from gpipe_bench.processes import Child
-from gpipe_bench.rows import Row
+from gpipe_bench.results.configurations import canonical, digest
+from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.published.settings import published_settings
+from gpipe_bench.util.processes import Child
 
 _GIB: Final = 2**30
 _PROFILE: Final = "p40"
@@ -62,7 +62,7 @@ class EmulatedCase:
 
     @property
     def configuration(self) -> str:
-        """All that decides the rows; see :mod:`gpipe_bench.configurations`."""
+        """All that decides the rows; see :mod:`gpipe_bench.results.configurations`."""
         return canonical({**asdict(self), "profile": _PROFILE, "steps": _STEPS, "checkpoint": "except_last"})
 
     @property

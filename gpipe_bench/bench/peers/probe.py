@@ -21,7 +21,7 @@ from gpipe_bench.bench.peers.ranks import start_group
 from gpipe_bench.bench.peers.skips import make_stages
 from gpipe_bench.bench.peers.workloads import make_work
 from gpipe_bench.measure.environment import environment_facts
-from gpipe_bench.processes import spread
+from gpipe_bench.util.processes import spread
 
 
 def facts(case: PeerCase, seconds: float) -> dict[str, Any]:  # noqa: ARG001 - all take the same arguments

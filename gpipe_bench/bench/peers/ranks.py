@@ -39,7 +39,7 @@ from gpipe_bench.bench.peers.workloads import Work, make_work
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.distributed import Pipe
 from gpipe_bench.errors import UnsupportedError
-from gpipe_bench.processes import Child
+from gpipe_bench.util.processes import Child
 
 _TIMEOUT: Final = timedelta(seconds=60)
 _LOOPBACK: Final = Path("/sys/class/net/lo")

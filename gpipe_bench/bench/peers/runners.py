@@ -21,7 +21,7 @@ from gpipe_bench.bench.peers.skips import Stage, make_stages, translated
 from gpipe_bench.bench.peers.workloads import Work, make_work
 from gpipe_bench.components import Components
 from gpipe_bench.engine.gpipe import GPipe
-from gpipe_bench.schedule import checkpoint_stop
+from gpipe_bench.schedules.cycles import checkpoint_stop
 
 _ALL: Final = slice(None)
 

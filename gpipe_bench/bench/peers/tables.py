@@ -19,11 +19,11 @@ from gpipe_bench.bench.peers.race import Outcome, Raced
 from gpipe_bench.bench.peers.split import limit_s, split_gap
 from gpipe_bench.bench.storage.tables import companion_path, configurations_beside
 from gpipe_bench.components import Components
-from gpipe_bench.configurations import digest
-from gpipe_bench.files import write_files
-from gpipe_bench.intervals import Interval, median_interval
-from gpipe_bench.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
-from gpipe_bench.tables import csv_text
+from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.intervals import Interval, median_interval
+from gpipe_bench.results.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
+from gpipe_bench.results.tables import csv_text
+from gpipe_bench.util.files import write_files
 
 _MIB: Final = 2**20
 _PLAIN: Final = "loop"
@@ -41,7 +41,7 @@ def write_race(
         common: columns that all rows share.
         tolerance: gradients that differ by less are equal.
         out: the table of rows.
-        configuration: the settings of the race; see :mod:`gpipe_bench.configurations`.
+        configuration: the settings of the race; see :mod:`gpipe_bench.results.configurations`.
 
     Raises:
         OutputError: a table cannot be written.

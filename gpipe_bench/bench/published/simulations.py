@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.bench.published.values import published_rows
 from gpipe_bench.bench.running.simulated import device_records, simulation_facts
 from gpipe_bench.bench.storage.raw import RawResult
-from gpipe_bench.configurations import digest
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.models.arguments import nearest
+from gpipe_bench.results.configurations import digest
 
 if TYPE_CHECKING:
-    from gpipe_bench.rows import Row
+    from gpipe_bench.results.rows import Row
     from gpipe_bench.simulator.clock.run import Run
     from gpipe_bench.simulator.published.settings import Setting
 

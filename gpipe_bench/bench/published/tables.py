@@ -16,7 +16,7 @@ from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.settings import Steps, Warmup
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.models.table import MODELS
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.published.settings import published_settings
 
 Table = Literal["unet-speed", "amoebanet-d-speed", "resnet101-speed", "unet-memory", "amoebanet-d-memory"]

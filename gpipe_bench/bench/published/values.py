@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.models.table import MODELS, format_arguments, parse_arguments
-from gpipe_bench.outcomes import printed_beside
-from gpipe_bench.rows import Row
+from gpipe_bench.results.outcomes import printed_beside
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import plain_records
 from gpipe_bench.simulator.published.settings import published_tables
-from gpipe_bench.tables import plain_records
 
 if TYPE_CHECKING:
     import pandas as pd

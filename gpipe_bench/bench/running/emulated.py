@@ -14,7 +14,7 @@ from gpipe_bench.bench.storage.raw import RawResult, cell_row
 from gpipe_bench.models.table import parse_arguments
 
 if TYPE_CHECKING:
-    from gpipe_bench.rows import Row
+    from gpipe_bench.results.rows import Row
 
 
 def emulate_cells(

@@ -24,14 +24,14 @@ from gpipe_bench.bench.running.ranks import Ranks, joined
 from gpipe_bench.bench.running.trial import Trial, prepare_process
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, RawResult, cell_row
-from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_device_time
 from gpipe_bench.measure.clock import synchronize, timed
 from gpipe_bench.measure.environment import environment_facts
 from gpipe_bench.measure.memory import LiveBytes, has_memory_statistics, peak_memory, reset_peak_memory
 from gpipe_bench.measure.rank_clock import offset_to_first, one_record
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.measure.utilization import NvmlUtilization, busy_share
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_device_time
+from gpipe_bench.results.timeline import TimelineEvent
 
 _GIB: Final = 2**30
 _TIMELINE_STEPS: Final = 3

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError, PeerError
-from gpipe_bench.processes import end_with
+from gpipe_bench.util.processes import end_with
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from gpipe_bench.bench.running.run import Measure, failed_result, run_cell
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.raw import RawResult, result_of
-from gpipe_bench.processes import FORKS, Child
+from gpipe_bench.util.processes import FORKS, Child
 
 _MEASURING: Final = "gpipe_bench.bench.running.measured"
 

@@ -10,10 +10,10 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, VirtualCell
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, RawResult
 from gpipe_bench.measure.host import host_facts
 from gpipe_bench.models.table import parse_arguments
-from gpipe_bench.processes import spread
+from gpipe_bench.util.processes import spread
 
 if TYPE_CHECKING:
-    from gpipe_bench.rows import Row
+    from gpipe_bench.results.rows import Row
     from gpipe_bench.simulator import DeviceUse, Simulation
     from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
@@ -49,7 +49,7 @@ def simulate_cells(
         timelines: ids of the cells whose timeline is kept; by default of all.
         hardware: what to simulate on in place of the cells' profile.
         facts: columns of the rows from :func:`simulation_facts`; found by default.
-        processes: how many simulate at once; see :func:`gpipe_bench.processes.spread`.
+        processes: how many simulate at once; see :func:`gpipe_bench.util.processes.spread`.
 
     Raises:
         BalanceError: a balance does not fit its model.

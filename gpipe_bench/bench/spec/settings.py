@@ -14,10 +14,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.components import Components
-from gpipe_bench.configurations import canonical, digest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
+from gpipe_bench.results.configurations import canonical, digest
 from gpipe_bench.schedules import named_schedule
 from gpipe_bench.schedules.table import TWO_PER_DEVICE, ScheduleName, device_count
 
@@ -42,7 +42,7 @@ class Section(BaseModel):
 
     @cached_property
     def configuration(self) -> str:
-        """All settings as text; see :mod:`gpipe_bench.configurations`."""
+        """All settings as text; see :mod:`gpipe_bench.results.configurations`."""
         return canonical(self.settings())
 
     @cached_property

@@ -24,10 +24,10 @@ from gpipe_bench.bench.spec.settings import (
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import is_file
 from gpipe_bench.simulator.hardware.networks import NETWORK, problems_of_hosts
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
+from gpipe_bench.util.files import is_file
 
 
 def _hardware(profile: str) -> Hardware:

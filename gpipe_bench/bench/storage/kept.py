@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpipe_bench.errors import OutputError
-from gpipe_bench.files import write_files
-from gpipe_bench.sealed import seal, unseal
+from gpipe_bench.util.files import write_files
+from gpipe_bench.util.sealed import seal, unseal
 
 
 class KeptParts:

@@ -17,8 +17,8 @@ from typing import Any, Final
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import json_text
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
+from gpipe_bench.util.files import json_text
 
 DEVICE_COLUMNS: Final = (
     "partition",
@@ -53,7 +53,7 @@ class RawResult:
         devices: a record of :data:`DEVICE_COLUMNS` for each partition.
         steps: a record of :data:`STEP_COLUMNS` for each timed step.
         events: timeline events of one untimed step.
-        configuration: what the row's ``config_sha256`` is the digest of; see :mod:`gpipe_bench.configurations`.
+        configuration: what the row's ``config_sha256`` is the digest of; see :mod:`gpipe_bench.results.configurations`.
         bound_by_host: whether its devices wait for the host; only simulations know.
     """
 

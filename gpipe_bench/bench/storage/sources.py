@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.imports import imported_names
+from gpipe_bench.util.imports import imported_names
 
 PACKAGES: Final = ("gpipe_bench",)
 _C_SUFFIXES: Final = (".c", ".cpp", ".def", ".h")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS
-from gpipe_bench.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
-from gpipe_bench.tables import csv_text
-from gpipe_bench.timeline import TimelineEvent
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
+from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.timeline import TimelineEvent
 
 COMPANIONS: Final[Mapping[str, Sequence[str]]] = {
     "devices": ("cell", "variant", "repeat", *DEVICE_COLUMNS),

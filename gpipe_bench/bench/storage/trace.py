@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpipe_bench.files import json_text, write_files
-from gpipe_bench.rows import Row
-from gpipe_bench.timeline import TimelineEvent, chrome_trace
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.timeline import TimelineEvent, chrome_trace
+from gpipe_bench.util.files import json_text, write_files
 
 
 def write_trace(out: Path, variant: str, row: Row, events: Iterable[TimelineEvent], remark: str = "") -> None:

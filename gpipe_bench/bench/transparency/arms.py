@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.models.table import MODELS, parse_arguments
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 
 
 @dataclass(frozen=True, slots=True)

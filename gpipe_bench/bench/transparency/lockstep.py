@@ -17,7 +17,7 @@ from gpipe_bench.bench.transparency.arms import ACCUMULATED, PLAIN, Arm
 from gpipe_bench.bench.transparency.course import Array, Course, Training, train
 from gpipe_bench.bench.transparency.data import Images
 from gpipe_bench.bench.transparency.settings import TransparencyCell
-from gpipe_bench.processes import spread
+from gpipe_bench.util.processes import spread
 
 _REFERENCES = (PLAIN, ACCUMULATED)
 
@@ -47,7 +47,7 @@ def train_arms(
         cell: model, batch, rate and seed.
         images: batches in order, and the held-out images.
         trainings: in which ways.
-        processes: how many train at once; see :func:`gpipe_bench.processes.spread`.
+        processes: how many train at once; see :func:`gpipe_bench.util.processes.spread`.
 
     Returns:
         A record per arm of each training in turn, the plain and the accumulated one first.

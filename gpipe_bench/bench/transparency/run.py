@@ -14,12 +14,12 @@ from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.tables import companion_path, configurations_beside
 from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.bench.transparency.verdict import Margins, claim_configurations, verdicts
-from gpipe_bench.configurations import CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.files import write_files
 from gpipe_bench.measure.host import host_facts
-from gpipe_bench.tables import csv_text
-from gpipe_bench.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
+from gpipe_bench.results.configurations import CONFIGURATIONS, configuration_records, digest
+from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
+from gpipe_bench.util.files import write_files
 
 Raw = dict[str, list[dict[str, Any]]]
 _KINDS: Final = {

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from statistics import mean, stdev
 from typing import Any, Final
 
-from gpipe_bench.configurations import canonical, digest
-from gpipe_bench.intervals import median_interval
-from gpipe_bench.rows import SCHEMA_VERSION
-from gpipe_bench.transparency_rows import CLAIM_COLUMNS, GROUP, VERDICT_COLUMNS
+from gpipe_bench.results.configurations import canonical, digest
+from gpipe_bench.results.intervals import median_interval
+from gpipe_bench.results.rows import SCHEMA_VERSION
+from gpipe_bench.results.transparency_rows import CLAIM_COLUMNS, GROUP, VERDICT_COLUMNS
 
 # Sums over thousands of elements, in another order, through tens of layers.
 _ROUNDING: Final = {"float32": 1e-5, "float64": 1e-11}
@@ -78,7 +78,7 @@ class _Group:
 
 
 def verdicts(rows: Iterable[Mapping[str, Any]], margins: Margins) -> list[dict[str, Any]]:
-    """A record of :data:`gpipe_bench.transparency_rows.VERDICT_COLUMNS` per arm, setting and quantity."""
+    """A record of :data:`gpipe_bench.results.transparency_rows.VERDICT_COLUMNS` per arm, setting and quantity."""
     found = []
     for group in _groups(rows):
         origin = _origin(group.all, digest(_configuration(group, margins)))
@@ -87,7 +87,7 @@ def verdicts(rows: Iterable[Mapping[str, Any]], margins: Margins) -> list[dict[s
 
 
 def claim_configurations(rows: Iterable[Mapping[str, Any]], margins: Margins) -> list[str]:
-    """The configurations of all claims, none twice; see :mod:`gpipe_bench.configurations`."""
+    """The configurations of all claims, none twice; see :mod:`gpipe_bench.results.configurations`."""
     return list(dict.fromkeys(_configuration(group, margins) for group in _groups(rows)))
 
 

@@ -1,4 +1,4 @@
-"""The steps of :mod:`gpipe_bench.program`, carried out with PyTorch: one batch in the paper's executor."""
+"""The steps of :mod:`gpipe_bench.schedules.program`, carried out with PyTorch: one batch in the paper's executor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpipe_bench.engine.paper.dependency import Join, fork
 from gpipe_bench.engine.paper.marks import run_marked
 from gpipe_bench.engine.transfer import Holding, Stream, at_end_of_backward, use_stream
 from gpipe_bench.engine.worker import Result, Workers, raised, result_of
-from gpipe_bench.program import Plan
+from gpipe_bench.schedules.program import Plan
 from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey
 

@@ -11,10 +11,10 @@ from typing import Final
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.figures.groups import ordered_groups
 from gpipe_bench.figures.text import TIMES, significant
-from gpipe_bench.outcomes import CpuGroup, Group, shown_groups
 from gpipe_bench.report.findings.cpu import cpu_sentences
 from gpipe_bench.report.findings.finding import NBSP, Finding, percent, setting
-from gpipe_bench.rows import Row
+from gpipe_bench.results.outcomes import CpuGroup, Group, shown_groups
+from gpipe_bench.results.rows import Row
 
 _SPEED: Final = "throughput_samples_per_s"
 _FEWEST_PAIRS: Final = 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpipe_bench.peer_rows import PeerRow
 from gpipe_bench.report.contents import Contents
 from gpipe_bench.report.findings.ablation import ablation_findings
 from gpipe_bench.report.findings.failures import Run, failure_findings
@@ -13,7 +12,8 @@ from gpipe_bench.report.findings.predictions import prediction_findings
 from gpipe_bench.report.findings.races import race_findings
 from gpipe_bench.report.findings.sweeps import advice_findings, sweep_findings
 from gpipe_bench.report.findings.training import training_findings
-from gpipe_bench.rows import Row
+from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.rows import Row
 
 
 def findings_of(contents: Contents) -> list[Finding]:

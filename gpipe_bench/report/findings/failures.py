@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.text import TIMES
 from gpipe_bench.report.findings.finding import Finding, plural
-from gpipe_bench.rows import EVIDENCE
+from gpipe_bench.results.rows import EVIDENCE
 
 _WORDS: Final = {
     "oom": "ran out of memory (oom)",

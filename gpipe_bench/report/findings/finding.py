@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpipe_bench.figures.text import TIMES
-from gpipe_bench.rows import Row
+from gpipe_bench.results.rows import Row
 
 NBSP: Final = "\u00a0"
 _MINUS: Final = "\N{MINUS SIGN}"
@@ -18,7 +18,7 @@ class Finding:
 
     Attributes:
         topic: what it is about, in a word or two.
-        evidence: the kinds of evidence behind it, in the order of :data:`gpipe_bench.rows.EVIDENCE`.
+        evidence: the kinds of evidence behind it, in the order of :data:`gpipe_bench.results.rows.EVIDENCE`.
         where: the hardware and setting.
         sentences: plain text, the most important first.
         section: name of the table whose section shows the rows.

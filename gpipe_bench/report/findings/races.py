@@ -8,8 +8,8 @@ from typing import Final
 import pandas as pd
 
 from gpipe_bench.figures.text import TIMES, significant
-from gpipe_bench.peer_rows import TINY, PeerRow
 from gpipe_bench.report.findings.finding import NBSP, Finding, plural
+from gpipe_bench.results.peer_rows import TINY, PeerRow
 
 _OWN: Final = "gpipe_bench"
 """The package of the engine's contenders."""

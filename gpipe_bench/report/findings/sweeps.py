@@ -10,8 +10,8 @@ from gpipe_bench.figures.points import SHARES, Point, Series, points_of, series_
 from gpipe_bench.figures.sweep import sweep_groups
 from gpipe_bench.figures.text import significant
 from gpipe_bench.report.findings.finding import NBSP, Finding, machine, model_words, percent, plural, share
-from gpipe_bench.rows import Row
-from gpipe_bench.schedule import ideal_bubble
+from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules.cycles import ideal_bubble
 
 _CLEAR: Final = 0.05
 """Share of the device time from which on a growing part of it is named."""

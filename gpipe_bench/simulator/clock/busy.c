@@ -1,4 +1,4 @@
-/* How long devices were busy in a window of time, and with what, see gpipe_bench/breakdown.py. */
+/* How long devices were busy in a window of time, and with what, see gpipe_bench/results/breakdown.py. */
 
 #include "clock.h"
 

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, islice, pairwise
 
-from gpipe_bench.program import Plan
 from gpipe_bench.schedules import Schedule
+from gpipe_bench.schedules.program import Plan
 from gpipe_bench.simulator.clock.latency import latencies
 from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule, list_rows, lists_of
 from gpipe_bench.simulator.clock.program_rows import cell_rows, program_rows

@@ -1,4 +1,4 @@
-"""The forward program as arrays: what :mod:`gpipe_bench.program` does for a task, asked once for all tasks alike.
+"""The forward program as arrays: what :mod:`gpipe_bench.schedules.program` does for a task, asked once per kind.
 
 The steps of a task depend on its partition, and on whether its micro-batch is the first, is the last or has a
 checkpoint. So the program runs for one micro-batch of each sort, and the clock repeats its steps for all others.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
-from gpipe_bench.program import PHASES, Lanes, Plan
 from gpipe_bench.schedules import Action
+from gpipe_bench.schedules.program import PHASES, Lanes, Plan
 from gpipe_bench.simulator.clock.shared import STEPS
 
 

@@ -8,7 +8,7 @@
    The calling thread makes the nodes between tasks. If workers make those of tasks, each counts from zero, and the
    calling thread from m n, so that its nodes outrank all checkpoints. Else one thread counts them all.
 
-   Which steps are taken gpipe_bench/program.py says: `steps_of` has those of each task. */
+   Which steps are taken gpipe_bench/schedules/program.py says: `steps_of` has those of each task. */
 
 #include "recorder.h"
 
@@ -40,7 +40,7 @@ static uint32_t *task_of(Recorder *recorder, uint32_t i, uint32_t j) {
     return &recorder->graph->tasks[i * recorder->input->partitions + j];
 }
 
-/* --- steps, see gpipe_bench/program.py ---------------------------------------------------------------------------- */
+/* --- steps, see gpipe_bench/schedules/program.py ---------------------------------------------------------------------------- */
 
 /* Of inputs that need no gradient, the task takes the phony. In `published` the Copy does: there is no Join. */
 static void step_join(Recorder *recorder, uint32_t i, uint32_t j) {

@@ -19,7 +19,7 @@ from weakref import finalize
 
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.native import packaged
-from gpipe_bench.schedule import checkpoint_stop
+from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.clock.lowering import Lowered
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.tasks import TASK_ROW, Busy, Tasks

@@ -8,11 +8,11 @@ from importlib.metadata import version
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from gpipe_bench.breakdown import Breakdown, mean_breakdown, split_busy_time
-from gpipe_bench.rows import Row
+from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_busy_time
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.timeline import TimelineEvent
 from gpipe_bench.simulator.clock.run import DeviceMemory, Run
 from gpipe_bench.simulator.clock.tasks import Busy, Tasks, Timeline
-from gpipe_bench.timeline import TimelineEvent
 
 if TYPE_CHECKING:
     from gpipe_bench.components import Components
@@ -26,7 +26,7 @@ _HOST_BOUND: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One device in a step; the shares are those of :class:`gpipe_bench.breakdown.Breakdown`.
+    """One device in a step; the shares are those of :class:`gpipe_bench.results.breakdown.Breakdown`.
 
     Attributes:
         device: its number.

@@ -2,9 +2,9 @@
 
    NUMBER(name)         a number of the input
    COLUMN(type, name)   an array of the input
-   STEP(name)           a step of the forward program that a task may have, see gpipe_bench/program.py
+   STEP(name)           a step of the forward program that a task may have, see gpipe_bench/schedules/program.py
    ACTION(name)         an action of a schedule, see gpipe_bench/schedules/actions.py
-   KIND(name)           a kind of task, see gpipe_bench/timeline.py */
+   KIND(name)           a kind of task, see gpipe_bench/results/timeline.py */
 
 #ifndef NUMBER
 #define NUMBER(...)

@@ -8,8 +8,8 @@ from functools import cached_property
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from gpipe_bench.results.timeline import TimelineEvent
 from gpipe_bench.simulator.clock.shared import KINDS
-from gpipe_bench.timeline import TimelineEvent
 
 if TYPE_CHECKING:
     from gpipe_bench.simulator.clock.run import Clock
@@ -23,7 +23,7 @@ class Task:
     """A task as a host thread issued it.
 
     Attributes:
-        kind: one of :data:`gpipe_bench.timeline.KINDS`.
+        kind: one of :data:`gpipe_bench.results.timeline.KINDS`.
         i: micro-batch.
         j: partition.
         device: the device that runs it, for a copy the sender's.

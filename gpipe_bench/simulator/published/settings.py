@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpipe_bench.configurations import canonical
 from gpipe_bench.data import PUBLISHED_FOLDER
+from gpipe_bench.results.configurations import canonical
+from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
-from gpipe_bench.tables import plain_records, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +57,7 @@ class Setting:
         return dict(pair.split("=", 1) for pair in self.model_args.split(";"))
 
     def configuration(self, profile: str) -> str:
-        """All that decides its simulation on a hardware profile; see :mod:`gpipe_bench.configurations`."""
+        """All that decides its simulation on a hardware profile; see :mod:`gpipe_bench.results.configurations`."""
         balance = "" if self.balance == UNCUT else "-".join(map(str, self.balance))
         return canonical({**asdict(self), "balance": balance, "profile": profile, "flavour": "published"})
 

@@ -16,8 +16,8 @@ from statistics import mean
 from typing import Final
 
 from gpipe_bench.data import PUBLISHED_FOLDER
+from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.schedules import Durations, Timing, named_schedule, timing
-from gpipe_bench.tables import plain_records, read_table
 
 TABLE: Final = "zero-bubble"
 """What ``predictions`` calls it, and the column ``table`` of the printed values."""

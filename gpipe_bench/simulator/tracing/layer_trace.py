@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from gpipe_bench.collection import no_collection
 from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.operations import tensors_of
 from gpipe_bench.simulator.tracing.recorder import Recorder
@@ -27,6 +26,7 @@ from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port
 from gpipe_bench.skip import Skippable
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
+from gpipe_bench.util.collection import no_collection
 
 Grads = tuple[Tensor | None, ...]
 

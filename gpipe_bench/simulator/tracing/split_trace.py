@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node
 
-from gpipe_bench.collection import no_collection
 from gpipe_bench.engine.runtime.split import backward_inputs, find_branches
 from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.layer_trace import Grads, LayerTracing, give_gradients
 from gpipe_bench.simulator.tracing.specs import TensorSpec
 from gpipe_bench.simulator.tracing.steps import SplitTrace
 from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.util.collection import no_collection
 
 
 def trace_split(

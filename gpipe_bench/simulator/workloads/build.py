@@ -9,7 +9,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpipe_bench.collection import no_collection
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.precision import HALVES
@@ -29,6 +28,7 @@ from gpipe_bench.simulator.workloads.workload import (
     gradient_name,
     input_name,
 )
+from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -17,8 +17,8 @@ from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import Trace, recording
-from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.workloads.workload import Machine
 from gpipe_bench.skip import Namespace, pop, skippable, stash

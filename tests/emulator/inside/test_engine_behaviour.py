@@ -15,8 +15,8 @@ from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.emulator.races import find_races
 from gpipe_bench.emulator.trace import recording
 from gpipe_bench.errors import RandomnessError
-from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from tests.emulator.inside.pipelines import (
     WAYS,
     WIDTH,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpipe_bench import Components, GPipe
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from tests.cover import cover
 from tests.emulator.inside.pipelines import Case, batch, even_balance, model
 

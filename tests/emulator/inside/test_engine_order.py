@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe, is_recomputing
-from gpipe_bench.schedule import checkpoint_stop
 from gpipe_bench.schedules import SCHEDULES, Action, named_schedule, with_recomputation
+from gpipe_bench.schedules.cycles import checkpoint_stop
 from tests.cover import cover
 from tests.emulator.bed.behaviour import jitter
 from tests.emulator.inside.pipelines import WIDTH, Case, Watch, batch, mean_score, targets

@@ -11,7 +11,7 @@ from gpipe_bench import Components
 from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.races import find_races
 from gpipe_bench.emulator.trace import recording
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,
     FORWARD_MS,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from tests.cover import cover
 from tests.emulator.inside.pipelines import (
     DOUBLE,

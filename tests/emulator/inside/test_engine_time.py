@@ -24,10 +24,10 @@ from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import recording
 from gpipe_bench.engine.transfer import Endpoint, Route, move
 from gpipe_bench.measure.timeline import Recorder
-from gpipe_bench.schedule import CHECKPOINT_MODES, checkpoint_stop
+from gpipe_bench.results.timeline import KINDS
 from gpipe_bench.schedules import SCHEDULES, Durations, merged_order, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.actions import needs
-from gpipe_bench.timeline import KINDS
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop
 from tests.emulator.bed.behaviour import duration, jitter
 from tests.emulator.bed.mutants import mutants
 from tests.emulator.bed.rows import NS_PER_MS, Bed, timed

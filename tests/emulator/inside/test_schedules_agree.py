@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
 from tests.cover import cover

@@ -23,12 +23,12 @@ from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.observer import TaskRows, issued_rows, task_events
 from gpipe_bench.emulator.replay.run import replay
 from gpipe_bench.emulator.trace import recording
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.results.timeline import COMPUTE_KINDS, TimelineEvent
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork
 from gpipe_bench.skip import Namespace
-from gpipe_bench.timeline import COMPUTE_KINDS, TimelineEvent
 from tests.cover import cover
 from tests.emulator.bed.behaviour import jitter
 from tests.emulator.bed.rows import Bed

@@ -21,7 +21,7 @@ class Issued:
     """A task as a host thread issued it.
 
     Attributes:
-        kind: one of :data:`gpipe_bench.timeline.KINDS`.
+        kind: one of :data:`gpipe_bench.results.timeline.KINDS`.
         i: micro-batch.
         j: partition.
         device: the device that runs it, for a copy the sender's.

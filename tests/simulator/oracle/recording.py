@@ -42,7 +42,7 @@ class Action(NamedTuple):
 
 
 class RecordingLanes:
-    """Writes the steps of :mod:`gpipe_bench.program` down for one batch.
+    """Writes the steps of :mod:`gpipe_bench.schedules.program` down for one batch.
 
     Args:
         workload: sizes of what is copied, nodes per task.
@@ -96,7 +96,7 @@ class RecordingLanes:
     # --- fence ---------------------------------------------------------------------------------------------------
 
     def join(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.join`; of inputs that need no gradient, the task takes the phony."""
+        """See :meth:`~gpipe_bench.schedules.program.Lanes.join`; if no input needs a gradient, it takes the phony."""
         phony, riding = self._forks.pop((i - 1, j), None), self._riding(j)
         taken = self._flat(i, riding)
         if phony is None or self._published or not any(taken):
@@ -108,7 +108,7 @@ class RecordingLanes:
         self._put(i, node, riding)
 
     def portal(self, i: int, j: int, skip: str) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.portal`."""
+        """See :meth:`gpipe_bench.schedules.program.Lanes.portal`."""
         source = self._sources[skip]
         if self._places.moves(source, j):
             nbytes = (self._sizes[skip][self._work.microbatch_sizes[i]],)
@@ -120,7 +120,7 @@ class RecordingLanes:
             self._skips[i][skip] = _passed(node, taken)
 
     def copy(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.copy`."""
+        """See :meth:`gpipe_bench.schedules.program.Lanes.copy`."""
         if not self._places.moves(j - 1, j):
             return
         riding = self._riding(j)
@@ -138,11 +138,11 @@ class RecordingLanes:
     # --- compute -------------------------------------------------------------------------------------------------
 
     def await_copy(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.await_copy`."""
+        """See :meth:`gpipe_bench.schedules.program.Lanes.await_copy`."""
         self._wait(i, j, self._incoming[j], arriving=True)
 
     def launch(self, i: int, j: int, *, checkpoint: bool) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.launch`."""
+        """See :meth:`gpipe_bench.schedules.program.Lanes.launch`."""
         phony, self._pending[i] = self._pending[i], None
         self._checkpointed = self._checkpointed or checkpoint
         taken, learns = self._flat(i, self._incoming[j]), self._work.task(i, j).learns
@@ -163,7 +163,7 @@ class RecordingLanes:
         self.actions.append(Action(LAUNCH, node))
 
     def collect(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.collect`."""
+        """See :meth:`gpipe_bench.schedules.program.Lanes.collect`."""
         node = self.running[i, j]
         self._put(i, node if self._work.task(i, j).learns else None, self._outgoing[j])
         self.actions.append(Action(COLLECT, node))
@@ -171,11 +171,11 @@ class RecordingLanes:
     # --- leave ---------------------------------------------------------------------------------------------------
 
     def await_compute(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.await_compute`."""
+        """See :meth:`gpipe_bench.schedules.program.Lanes.await_compute`."""
         self._wait(i, j, self._outgoing[j], arriving=False)
 
     def recompute(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.recompute`."""
+        """See :meth:`gpipe_bench.schedules.program.Lanes.recompute`."""
         if self.running[i, j].kind != "checkpoint":
             return
         node = self._node("recompute", i, j, self._leaving(i, j), self._places.computing[j])
@@ -184,7 +184,7 @@ class RecordingLanes:
         self._put(i, node, self._outgoing[j])
 
     def fork(self, i: int, j: int) -> None:
-        """See :meth:`gpipe_bench.program.Lanes.fork`; there is none where no gradient will ever pass."""
+        """See :meth:`gpipe_bench.schedules.program.Lanes.fork`; there is none where no gradient will ever pass."""
         if not self._work.task(i, j).learns:
             return
         node = self._node("fork", i, j, self._leaving(i, j))

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise, repeat
 from typing import NamedTuple
 
-from gpipe_bench.collection import no_collection
-from gpipe_bench.program import Plan, run_forward
+from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.simulator.clock.latency import latencies
 from gpipe_bench.simulator.clock.list_rows import chosen_schedule, lists_of
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.workloads.workload import Machine, Workload
+from gpipe_bench.util.collection import no_collection
 from tests.simulator.oracle.autograd import Autograd
 from tests.simulator.oracle.clock import Clock
 from tests.simulator.oracle.graph import Node

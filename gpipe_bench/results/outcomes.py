@@ -12,10 +12,10 @@ from statistics import median
 from typing import ClassVar, Final
 
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.intervals import Interval, median_interval, ratio_interval
-from gpipe_bench.rows import Row
+from gpipe_bench.results.intervals import Interval, median_interval, ratio_interval
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.shapley import Share, shapley_shares
 from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.shapley import Share, shapley_shares
 
 FAILURES: Final = ("unsupported", "oom", "error", "skipped")
 THROUGHPUT: Final = "throughput_samples_per_s"

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 from gpipe_bench.components import Components
-from gpipe_bench.schedule import Cycle, checkpoint_stop, clock_cycles, microbatch_major
+from gpipe_bench.schedules.cycles import Cycle, checkpoint_stop, clock_cycles, microbatch_major
 
 SkipT = TypeVar("SkipT", bound=Hashable)
 SkipT_contra = TypeVar("SkipT_contra", bound=Hashable, contravariant=True)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.peer_rows import PeerRow
-from gpipe_bench.rows import EVIDENCE, STATUSES, Record, Row
-from gpipe_bench.schedule import CHECKPOINT_MODES
+from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.rows import EVIDENCE, STATUSES, Record, Row
+from gpipe_bench.results.transparency_rows import TransparencyRow
 from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.transparency_rows import TransparencyRow
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 
 Field = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ A file is checked as a whole before anything of it is used:
     digest    the recorded one, where a data package lists the file
     header    no name twice, no needed column absent, no name that looks like a misspelt one; others are left out
     lines     as many fields as the header; no run twice
-    values    the type of the column, within its limits; see :mod:`gpipe_bench.columns`
+    values    the type of the column, within its limits; see :mod:`gpipe_bench.results.columns`
 
 pandas is imported by the functions that need it: ``import gpipe_bench`` and ``--help`` do without.
 """
@@ -24,9 +24,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gpipe_bench.columns import Field, column_field, known_columns, parse_value
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.rows import Record
+from gpipe_bench.results.columns import Field, column_field, known_columns, parse_value
+from gpipe_bench.results.rows import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Final
 
-from gpipe_bench.schedule import ideal_bubble
+from gpipe_bench.schedules.cycles import ideal_bubble
 
 __all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Record", "Row", "column", "like"]
 

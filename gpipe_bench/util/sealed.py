@@ -31,7 +31,7 @@ def write_sealed(path: Path, content: bytes) -> None:
         OutputError: they cannot be written.
     """
     # Here and not above: what only reads starts sooner.
-    from gpipe_bench.files import write_files
+    from gpipe_bench.util.files import write_files
 
     write_files({path: _digest(content).encode() + content})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gpipe_bench.rows import Record, column, like
+from gpipe_bench.results.rows import Record, column, like
 
 TINY: Final = ("cells", "combinations")
 """Workloads of tiny layers: host time counts, throughput means nothing."""

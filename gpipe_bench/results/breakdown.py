@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpipe_bench.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
+from gpipe_bench.results.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
 
 Interval = tuple[float, float]
 

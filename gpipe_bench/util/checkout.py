@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-_SOURCE: Final = Path(__file__).resolve().parent
+_SOURCE: Final = Path(__file__).resolve().parents[1]
 _GIT_TIMEOUT_S: Final = 30
 
 

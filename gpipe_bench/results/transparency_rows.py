@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gpipe_bench.rows import Record, column, like
+from gpipe_bench.results.rows import Record, column, like
 
 KEYS: Final = ("evidence", "model", "seed", "precision", "normalisation", "arm", "checkpoint", "deferred_batch_norm")
 STEP_COLUMNS: Final = (*KEYS, "step", "loss", "gradient_difference_plain", "gradient_difference_accumulated")

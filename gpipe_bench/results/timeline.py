@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from gpipe_bench.perfetto import Slice, perfetto_trace
+from gpipe_bench.results.perfetto import Slice, perfetto_trace
 
 COMPUTE_KINDS: Final = ("forward", "recompute", "backward", "backward_inputs", "backward_weights")
 COPY_KINDS: Final = ("copy", "copy_grad", "portal", "portal_grad")

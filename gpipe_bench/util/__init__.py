@@ -1,0 +1,1 @@
+"""Files, processes, terminal and imports: what is not about pipelines."""
