@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.tables import companion_path, configurations_beside
@@ -17,6 +16,7 @@ from gpipe_bench.bench.transparency.verdict import Margins, claim_configurations
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import host_facts
 from gpipe_bench.results.configurations import CONFIGURATIONS, configuration_records, digest
+from gpipe_bench.results.schema import raw_problems
 from gpipe_bench.results.tables import csv_text
 from gpipe_bench.results.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
 from gpipe_bench.util.files import write_files
@@ -162,7 +162,7 @@ def _read(paths: Iterable[Path]) -> Sequence[Raw]:
                 f"raw result must be a file that transparency run wrote, got {path} ({reason}); run it again"
             )
             continue
-        problems += table_problems(path, _KINDS, raw)
+        problems += raw_problems(path, {_KINDS[name]: raw[name] for name in _TABLES})
         problems += _without_configuration(path, raw)
         raws.append(raw)
     if problems:
