@@ -12,7 +12,7 @@ _HEAD: Final = """\
 # Columns
 
 Generated from [`gpipe_bench/results/schema.json`](../gpipe_bench/results/schema.json) by `make tables`;
-`datapackage.json` beside the results says the same to programs. [Results](results.md) explains how the tables belong together.
+`datapackage.json` beside the results says the same to programs. [Results](results.md) says how they belong together.
 
 ## Tables
 
