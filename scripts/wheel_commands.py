@@ -78,7 +78,6 @@ def commands(reference: Path) -> Iterator[Command]:
     yield _bench("transparency", "run", "unet", "--out", "t.json", says="gpipe-bench[data]", status=2)
     yield _bench("datapackage", "write", says="must run from a checkout", status=2)
     yield _bench("figure", "ablation", "--rows", f"{peers}/none.csv", "--out", "f", says="none.csv", status=2)
-    yield Command(("-m", "gpipe_bench.simulator.effects", "--write"), "must run from a checkout", 2)
 
 
 def run_commands(python: Path, folder: Path) -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from gpipe_bench.balance.kept import kept_costs
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, check_one_input
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop
@@ -46,8 +45,7 @@ def balance_by_simulation(
         chunks: number of micro-batches.
         checkpoint: ``always``, ``except_last`` or ``never``; recomputation counts.
         precision: ``float32``, or a half, ``float16`` or ``bfloat16``, as of :func:`gpipe_bench.simulator.simulate`.
-        cache: folder that stores traces of a model of the suite, default: the user's cache folder, or the times of an
-            ``nn.Sequential``, default: they are not stored.
+        cache: folder that stores traces of a model of the suite; default: the user's cache folder.
 
     Returns:
         n positive integers whose sum is the number of layers.
@@ -90,31 +88,16 @@ def layer_simulated_times(
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}; use one")
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    folder = Path(cache) if cache else None
     if isinstance(module, Model):
         if sample is not None or batch_size is None:
             raise ValueError("a model of the suite must come with batch_size and no sample; it makes its own")
-        source = model_of_suite(module.name, module.arguments, folder, precision=precision)
+        source = model_of_suite(module.name, module.arguments, Path(cache) if cache else None, precision=precision)
         return _times(source, hardware, batch_size, chunks, checkpoint)
     check_model(module, sample)
     check_one_input(module, sample)
     given: Sample = sample  # type: ignore[assignment]  # as checked
     size = len(given[0] if isinstance(given, tuple) else given) if batch_size is None else batch_size
-    question = {
-        "cost": "simulated",
-        "profile": repr(hardware),
-        "batch_size": size,
-        "chunks": chunks,
-        "mode": checkpoint,
-        "precision": precision,
-    }
-    return kept_costs(
-        folder,
-        module,
-        given,
-        question,
-        lambda: _times(module_source(module, given, precision=precision), hardware, size, chunks, checkpoint),
-    )
+    return _times(module_source(module, given, precision=precision), hardware, size, chunks, checkpoint)
 
 
 def _times(source: ModelSource, profile: Profile, batch_size: int, chunks: int, checkpoint: str) -> list[float]:

@@ -7,13 +7,11 @@ takes no memory, so a model that is too large for any device can be balanced.
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.balance.kept import kept_costs
 from gpipe_bench.balance.layers import sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, device_of, first_microbatch
@@ -28,7 +26,6 @@ def balance_by_size(
     chunks: int = 1,
     param_scale: float = 2.0,
     device: torch.device | str | int | None = None,
-    cache: str | Path | None = None,
 ) -> list[int]:
     """Layers per partition such that the partition that takes most memory takes as little as it can.
 
@@ -47,7 +44,6 @@ def balance_by_size(
         param_scale: how many times the bytes of a trainable parameter count: once for itself, once for its gradient,
             and for the state of the optimizer. Take 2-3 for SGD, 3-5 for RMSprop, 4-5 for Adam.
         device: device to run the layers on; default: that of ``sample``. On ``meta`` nothing is computed.
-        cache: folder that stores the sizes for the next call; default: they are not stored.
 
     Returns:
         n positive integers whose sum is the number of layers.
@@ -63,7 +59,7 @@ def balance_by_size(
     """
     check_model(module, sample)
     check_partitions(n, len(module))
-    sizes = layer_sizes(module, sample, chunks=chunks, param_scale=param_scale, device=device, cache=cache)
+    sizes = layer_sizes(module, sample, chunks=chunks, param_scale=param_scale, device=device)
     return split_min_max(sizes, n)
 
 
@@ -74,7 +70,6 @@ def layer_sizes(
     chunks: int = 1,
     param_scale: float = 2.0,
     device: torch.device | str | int | None = None,
-    cache: str | Path | None = None,
 ) -> list[float]:
     """Bytes of each layer: activations of one micro-batch, parameters times ``param_scale``, and buffers.
 
@@ -89,9 +84,7 @@ def layer_sizes(
     if not param_scale >= 0:
         raise ValueError(f"param_scale must not be negative, got {param_scale}; use 2 for SGD, 4 for Adam")
     where = device_of(sample, device)
-    microbatch = first_microbatch(module, sample, chunks)
-    question = {"cost": "size", "device": where.type, "param_scale": param_scale}
-    return kept_costs(cache, module, microbatch, question, lambda: _sizes(module, microbatch, where, param_scale))
+    return _sizes(module, first_microbatch(module, sample, chunks), where, param_scale)
 
 
 def _sizes(module: nn.Sequential, microbatch: Sample, device: torch.device, param_scale: float) -> list[float]:

@@ -6,13 +6,11 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch import nn
 
-from gpipe_bench.balance.kept import device_name, kept_costs
 from gpipe_bench.balance.layers import Stage, sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, device_of, whole_batch
@@ -27,7 +25,6 @@ def balance_by_time(
     *,
     timeout: float = 1.0,
     device: torch.device | str | int | None = None,
-    cache: str | Path | None = None,
 ) -> list[int]:
     """Layers per partition such that the slowest partition is as fast as it can be.
 
@@ -44,7 +41,6 @@ def balance_by_time(
             layer that requires several inputs, get a tuple as several inputs of any type, as in ``Pipe``.
         timeout: seconds to spend. Every layer is timed at least once, so a small timeout may be exceeded.
         device: device to time on; default: that of ``sample``.
-        cache: folder that stores the times for the next call; default: they are not stored.
 
     Returns:
         n positive integers whose sum is the number of layers.
@@ -59,7 +55,7 @@ def balance_by_time(
     """
     check_model(module, sample)
     check_partitions(n, len(module))
-    return split_min_max(layer_times(module, sample, timeout=timeout, device=device, cache=cache), n)
+    return split_min_max(layer_times(module, sample, timeout=timeout, device=device), n)
 
 
 def layer_times(
@@ -68,7 +64,6 @@ def layer_times(
     *,
     timeout: float = 1.0,
     device: torch.device | str | int | None = None,
-    cache: str | Path | None = None,
 ) -> list[float]:
     """Seconds of one forward and one backward pass of each layer: medians of several runs.
 
@@ -85,9 +80,7 @@ def layer_times(
         raise ValueError("device must be one that computes, got meta; name the device that will run the model")
     if not (math.isfinite(timeout) and timeout >= 0):
         raise ValueError(f"timeout must be a finite number of seconds, at least 0, got {timeout}; use 1.0")
-    question = {"cost": "time", "device": device_name(where), "timeout": timeout}
-    batch = whole_batch(sample)
-    return kept_costs(cache, module, batch, question, lambda: _medians(module, batch, timeout, where))
+    return _medians(module, whole_batch(sample), timeout, where)
 
 
 def _medians(module: nn.Sequential, batch: Sample, timeout: float, device: torch.device) -> list[float]:

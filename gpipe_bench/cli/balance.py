@@ -12,7 +12,7 @@ from gpipe_bench.cli.options import complete, named, number, running, tell_layer
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
-from gpipe_bench.models.table import MODELS, format_arguments, model_digest, model_spec, parse_arguments
+from gpipe_bench.models.table import MODELS, format_arguments, model_spec, parse_arguments
 
 _WAYS: Final = {"time": "s per micro-batch", "size": "GiB", "simulation": "s per step"}
 
@@ -36,7 +36,6 @@ def balance(
     param_scale: Annotated[
         float, number("For size: copies of a parameter: SGD 2-3, RMSprop 3-5, Adam 4-5.", most=1000.0)
     ] = 2.0,
-    cache: Annotated[bool, typer.Option(help="Keep the balance for the next time.")] = True,
 ) -> None:
     """Find the balance of a model: no other split has a smaller largest partition, in the cost that was chosen.
 
@@ -52,16 +51,14 @@ def balance(
     if partitions > layers:
         raise ConfigError([f"--partitions must be at most the {layers} layers of {model}, got {partitions}; lower it"])
     from gpipe_bench.balance import split_min_max
-    from gpipe_bench.balance.kept import default_folder
 
-    # Files of a model of one's own that its layers do not show may decide what they cost.
-    options: dict[str, Any] = {"cache": default_folder() if cache and not model_digest(model) else None}
+    options: dict[str, Any]
     if by == "simulation":
         options = {"batch_size": batch_size, "chunks": chunks, "checkpoint": checkpoint, "profile": profile}
     elif by == "size":
-        options |= {"chunks": chunks, "param_scale": param_scale}
+        options = {"chunks": chunks, "param_scale": param_scale}
     else:
-        options |= {"device": device, "timeout": timeout}
+        options = {"device": device, "timeout": timeout}
     cell = SimulatedCell.model_construct(batch_size=batch_size, chunks=chunks)
     tell_layers(model, model_args)
     tell_microbatches([cell])

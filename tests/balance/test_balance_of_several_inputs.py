@@ -179,18 +179,3 @@ def test_a_simulation_takes_tensors_only() -> None:
         balance_by_simulation(1, PipeSequential(Masked()), (X, NoChunk(MASK)))
     with pytest.raises(TypeError, match="module must have layers of one input to be simulated"):
         balance_by_simulation(2, nn.Sequential(Twin(), Add()), X)
-
-
-def test_other_values_are_other_entries_of_the_cache(tmp_path: Any) -> None:
-    class Repeat(nn.Module):
-        def forward(self, x: Tensor, times: int) -> Tensor:
-            for _ in range(times):
-                x = x.sigmoid()
-            return x
-
-    module = nn.Sequential(Repeat())
-
-    sizes = [layer_sizes(module, (X, times), cache=tmp_path) for times in (1, 2, 1)]
-
-    assert sizes == [[FLOAT * 18], [FLOAT * 36], [FLOAT * 18]]
-    assert len(list(tmp_path.iterdir())) == 2

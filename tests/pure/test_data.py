@@ -6,7 +6,6 @@ import pytest
 
 from gpipe_bench import data
 from gpipe_bench.cli import main
-from gpipe_bench.simulator import effects
 from tests.project.tree import ROOT
 
 
@@ -38,12 +37,6 @@ def test_the_reference_results_belong_to_a_checkout(command, capsys, tmp_path):
     words = ["datapackage", command, *([str(tmp_path)] if command == "take" else [])]
     rest = "must run from a checkout of gpipe_bench, got an installed package; clone the repository"
     assert error_of(words, capsys) == f"error: datapackage without --folder {rest}\n"
-
-
-@pytest.mark.usefixtures("_installed")
-def test_the_table_of_effects_is_written_in_a_checkout(capsys):
-    assert effects.main(["--write"]) == 2
-    assert capsys.readouterr().err.startswith("error: effects --write must run from a checkout")
 
 
 def test_predictions_is_a_command(tmp_path, capsys):

@@ -10,9 +10,9 @@ from gpipe_bench import Components, GPipe
 from gpipe_bench.measure.live_bytes import LiveBytes
 from gpipe_bench.schedules import named_schedule
 from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.effects import without_scratch
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.workloads.build import build_workload
+from scripts.effects import scratch
 from tests.simulator.support import Plain
 from tests.simulator.test_live_bytes import Loss
 
@@ -46,5 +46,5 @@ def live_peaks(module, x, balance, *, m, checkpoint, schedule=None, devices=None
         step()
     work = work or work_of(module, x, balance, m, schedule, devices)
     places = {"devices": (0,) * n, "streams": False, "workers": False}
-    found = run(without_scratch(work), Plain(), Settings(**options, **places))
+    found = run(scratch(0)(work), Plain(), Settings(**options, **places))
     return live.peak_total_bytes, found.peak_live_bytes[0]

@@ -14,10 +14,10 @@ from gpipe_bench import GPipe
 from gpipe_bench.measure.live_bytes import LiveBytes
 from gpipe_bench.schedules import Action, check, named_schedule, with_recomputation
 from gpipe_bench.schedules.cycles import checkpoint_stop
-from gpipe_bench.simulator.effects import without_scratch
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload, gradient_name, input_name
+from scripts.effects import scratch
 from tests.engine.steps import DOUBLE
 from tests.simulator.test_live_bytes import Loss
 
@@ -252,5 +252,5 @@ def replayed_points(
     m, n = work.m, work.n
     checkpointed = checkpoint_stop(checkpoint, m)
     order = with_recomputation(named_schedule(schedule, m, n, rows(balance, schedule)), checkpointed)
-    replay = Replay(without_scratch(work).chosen(checkpointed))
+    replay = Replay(scratch(0)(work).chosen(checkpointed))
     return replay.run(check(order).order, checkpointed)

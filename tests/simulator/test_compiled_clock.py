@@ -47,7 +47,6 @@ VARIANTS = {
     "without streams": {"streams": False},
     "without workers": {"workers": False},
     "equal latencies": {"seed": None, "flavour": "published"},
-    **{f"without {name}": {"left_out": frozenset({name})} for name in ("barrier", "rank", "zeros")},
 }
 
 

@@ -38,7 +38,6 @@ ANY = st.builds(
     transfer=st.sampled_from(["direct", "direct", "host"]),
     streams=st.sampled_from([True, True, False]),
     workers=BOOLEANS,
-    left_out=st.sampled_from([*[frozenset()] * 3, *({name} for name in ("barrier", "rank", "zeros"))]).map(frozenset),
     steps=st.integers(1, 3),
     schedule=st.sampled_from([*[None] * 7, *SCHEDULES]),
 )

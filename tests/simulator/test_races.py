@@ -10,7 +10,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.simulator.clock.latency import latencies
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
-from tests.simulator.support import Plain, task, workload
+from tests.simulator.support import Plain, workload
 from tests.simulator.test_lives import heavy
 
 HOST = Plain(launch_ns=10_000, queue_depth=1024)
@@ -66,36 +66,3 @@ def test_the_time_of_a_step_is_the_mean_after_the_first():
     found = baseline(steps=5)
     assert found.step_ns == round((found.step_ends_ns[-1] - found.step_ends_ns[0]) / 4)
     assert baseline(steps=1).step_ns == baseline(steps=1).makespan_ns
-
-
-def orders(left_out, **switches):
-    work = workload(4, [task(launches=20)] * 2)
-    return [
-        (one.kind, one.i, one.j)
-        for one in run(work, HOST, Settings(Components(**switches), "always", left_out=frozenset(left_out))).issued
-        if one.kind in {"recompute", "backward"} and one.j == 1
-    ]
-
-
-def test_without_ranks_nodes_run_as_they_come():
-    """By rank the last device recomputes from the last micro-batch on; by arrival from the first."""
-    assert [i for kind, i, _ in orders((), fork_join=False) if kind == "recompute"] == [3, 2, 1, 0]
-    assert [i for kind, i, _ in orders({"rank"}, fork_join=False) if kind == "recompute"] == [0, 1, 2, 3]
-
-
-def test_without_a_barrier_a_copy_waits_for_its_sender_alone():
-    def makespan(*left_out):
-        work = workload(4, [task()] * 3)
-        chosen = Settings(Components(copy_streams=False), "never", left_out=frozenset(left_out), memory=False)
-        return run(work, Plain(copy=3_000_000), chosen).makespan_ns
-
-    assert makespan("barrier") < makespan()
-
-
-def test_without_zeros_recomputations_leave_the_thread_of_their_device():
-    work = workload(4, [heavy(launches=50)] * 3)
-    peaks = [
-        sum(run(work, HOST, Settings(BASELINE, "always", "published", seed=None, left_out=left_out)).peak_live_bytes)
-        for left_out in (frozenset(), frozenset({"zeros"}))
-    ]
-    assert peaks[0] != peaks[1]

@@ -8,19 +8,25 @@ which takes longer than the rest of a small run.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.balance.by_time import balance_by_time
-from gpipe_bench.balance.kept import default_folder
+from gpipe_bench import __version__
+from gpipe_bench.balance.by_time import layer_times
+from gpipe_bench.balance.partition import split_min_max
 from gpipe_bench.bench.running.ranks import Ranks
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.distributed import Pipe
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import ConfigError, DeviceCountError
 from gpipe_bench.models.table import MODELS, model_digest, parse_arguments
+from gpipe_bench.util.cache import cache_folder
+from gpipe_bench.util.sealed import read_sealed, write_sealed
 
 _LEARNING_RATE = 0.1
 _BALANCE_S = 2.0
@@ -106,7 +112,7 @@ def _check_devices(cell: Cell) -> None:
 def _timed_balance(cell: Cell, model: nn.Sequential, batch: Tensor) -> list[int]:
     """Layers per partition such that the slowest partition is as fast as it can be on the first device of ``cell``.
 
-    Cells of one model and micro-batch share the times, so that they are cut alike.
+    Cells of one model and micro-batch share the times by way of a file in the user's cache, so that they are cut alike.
 
     Args:
         cell: what is cut.
@@ -118,7 +124,16 @@ def _timed_balance(cell: Cell, model: nn.Sequential, batch: Tensor) -> list[int]
     """
     if cell.partitions == 1:
         return [len(model)]
-    # Files of a model of one's own that its layers do not show may decide what they cost.
-    cache = None if model_digest(cell.model) else default_folder()
-    part = batch.chunk(cell.chunks)[0]
-    return balance_by_time(cell.partitions, model, part, timeout=_BALANCE_S, device=cell.places()[0], cache=cache)
+    part, place = batch.chunk(cell.chunks)[0], torch.device(cell.places()[0])
+    name = "cpu" if place.type == "cpu" else torch.get_device_module(place).get_device_name(place)
+    asked = [str(model), model_digest(cell.model), part.shape, part.dtype, name, cell.threads, cell.tf32]
+    key = hashlib.sha256(repr([*asked, torch.__version__, __version__]).encode()).hexdigest()[:32]
+    path = cache_folder("balance") / f"{key}.json"
+    stored = read_sealed(path)
+    if stored is None:
+        times = layer_times(model, part, timeout=_BALANCE_S, device=place)
+        with suppress(OSError):
+            write_sealed(path, json.dumps(times).encode())
+    else:
+        times = json.loads(stored)
+    return split_min_max(times, cell.partitions)

@@ -87,13 +87,10 @@ static void push(Clock *clock, uint32_t number, uint32_t depth, uint32_t frame) 
     Autograd *autograd = &clock->autograd;
     const Input *input = clock->input;
     const Node *node = &clock->graph.nodes.items[number];
-    bool elsewhere = input->zeros_elsewhere && node->kind == NODE_recompute;
-    uint32_t device = input->has_streams ? (uint32_t)input->device_of[node->j] : 0;
-    uint32_t place = elsewhere ? autograd->count - 1 : device;
-    int64_t rank = input->ranked ? node_rank(clock, node) : 0;
+    uint32_t place = input->has_streams ? (uint32_t)input->device_of[node->j] : 0;
     Queue *queue = &autograd->queues[place];
     autograd->alive++;
-    queue_add(queue, (Ready){rank, ++autograd->entries, depth, number, frame});
+    queue_add(queue, (Ready){node_rank(clock, node), ++autograd->entries, depth, number, frame});
     if (queue->idle) {
         queue->idle = false;
         thread_resume(clock, autograd->first + place);

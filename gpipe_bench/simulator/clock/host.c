@@ -107,7 +107,7 @@ static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     return host_spends(clock, thread, stream, order.host_ns);
 }
 
-/* From device to device: a barrier of two streams, if copies wait for both. */
+/* From device to device: a barrier of two streams. */
 static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *devices, int64_t way, uint32_t record,
                          Time host_ns) {
     const Input *input = clock->input;
@@ -117,9 +117,7 @@ static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *dev
     order.engines[1] = 2 * count + devices[1];
     order_bus(&order, 3 * count, input->way_bus[way]);
     order_bus(&order, 3 * count, input->way_second_bus[way]);
-    host_mark(clock, stream_issue(clock, ends, input->barrier ? 2 : 1, &order), record, true, true);
-    if (!input->barrier)
-        stream_wait(clock, ends[1], ends[0]);
+    host_mark(clock, stream_issue(clock, ends, 2, &order), record, true, true);
 }
 
 /* Through the host's memory, tensor by tensor, with the barrier that a direct copy has by itself. Of no tensors, one

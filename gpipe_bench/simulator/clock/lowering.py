@@ -132,9 +132,6 @@ class Lowered:
             "workers": self._workers,
             "portals": settings.components.portals,
             "published": settings.flavour == "published",
-            "barrier": "barrier" not in settings.left_out,
-            "ranked": "rank" not in settings.left_out,
-            "zeros_elsewhere": "zeros" in settings.left_out,
             "prepare_ns": settings.nesting_ns[0],
         }
 

@@ -33,9 +33,6 @@ class Settings:
         nesting_ns: of a nested backward pass in flavour ``published``, the host's time to prepare it and the mean
             latency of its root; how many checkpoints nest before the first comes back is a race of the two.
         seed: of the latencies, see :mod:`gpipe_bench.simulator.clock.latency`; None: all are their mean.
-        left_out: mechanisms to go without, to see what they are worth: ``barrier``, a copy waits for its sender alone;
-            ``rank``, ready nodes run in the order of their arrival; ``zeros``, a gradient that is None stays so, and
-            recomputations run on the thread of the CPU.
         memory: whether to follow the allocators.
         steps: training steps, back to back: the host does not wait for the devices between them.
     """
@@ -49,7 +46,6 @@ class Settings:
     workers: bool = True
     nesting_ns: tuple[int, int] = (50_000, 100_000)
     seed: int | None = 0
-    left_out: frozenset[str] = frozenset()
     memory: bool = True
     steps: int = 1
     schedule: str | Schedule | None = None

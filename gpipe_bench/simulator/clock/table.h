@@ -49,9 +49,6 @@ NUMBER(staged)             /* transfers go through the host's memory */
 NUMBER(workers)            /* tasks, and lists of actions, have threads of their own */
 NUMBER(portals)
 NUMBER(published)          /* the flavour of autograd */
-NUMBER(barrier)
-NUMBER(ranked)
-NUMBER(zeros_elsewhere)    /* recomputations run in the thread of the CPU */
 NUMBER(prepare_ns)
 NUMBER(ahead)              /* leading micro-batches that are recomputed ahead of their gradients, by lists */
 

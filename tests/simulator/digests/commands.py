@@ -17,8 +17,6 @@ from gpipe_bench.bench.published.simulations import simulate_table
 from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.effects import effects
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.predictions import TABLES, predictions
 from tests.simulator.digests.cases import Case, Line, line_of
 from tests.simulator.digests.digest import input_of
@@ -59,7 +57,6 @@ COMMANDS: Final[dict[str, Command]] = {
     "sweep-vit": partial(_sweep, "vit"),
     "sweep-amoebanet-d": partial(_sweep, "amoebanet-d"),
     "advice": lambda: advise(AdviceRequest()),
-    "effects": lambda: list(effects(load_profile("p40"))),
 }
 """The groups."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, count
+from itertools import count
 from typing import Any, Final
 
 from gpipe_bench.components import Components
@@ -106,16 +106,10 @@ def steps() -> Iterator[Case]:
 
 
 def mechanisms() -> Iterator[Case]:
-    """Every subset of the mechanisms that can be left out, and times of nested backward passes."""
-    names, turn = ("barrier", "rank", "zeros"), count()
-    subsets = [frozenset(some) for size in range(4) for some in combinations(names, size)]
+    """Both engines with every mode, and times of nested backward passes."""
     axes: dict[str, Any] = {"flavour": FLAVOURS, "checkpoint": MODES, "components": LABELS}
-    for number, some in enumerate(subsets):
-        found = _cases(SKIPPING, fixed={"left_out": some, "steps": 2}, **axes)
-        yield from (replace(case, name=f"{'+'.join(sorted(some)) or 'none'} {case.name}") for case in found)
-        if number:
-            host = _cases(SKIPPING, fixed={"left_out": some}, turn=turn, transfer=("host",), checkpoint=MODES)
-            yield from (replace(case, name=f"{'+'.join(sorted(some))} {case.name}") for case in host)
+    found = _cases(SKIPPING, fixed={"steps": 2}, **axes)
+    yield from (replace(case, name=f"none {case.name}") for case in found)
     nesting = ((0, 0), (0, 100_000), (50_000, 0), (60_000, 60_000), (400_000, 20_000))
     fixed = {"flavour": "published", "steps": 3}
     yield from _cases(

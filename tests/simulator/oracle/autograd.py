@@ -39,7 +39,7 @@ class _Frame:
         self.finished = False
 
 
-# (-depth, -rank, order of entry, node, nested pass that the node belongs to)
+# (-depth, -node.rank, order of entry, node, nested pass that the node belongs to)
 _Entry = tuple[int, int, int, Node, _Frame | None]
 
 
@@ -53,7 +53,6 @@ class Autograd:
         prepare_ns: in ``published``, the host's time to prepare a nested backward pass: it walks the nested graph.
         latencies: and then, one after the other, the times until its root comes back from the thread of the CPU.
         finished: a thread to resume when the graph has run.
-        left_out: see :class:`gpipe_bench.simulator.clock.settings.Settings`.
     """
 
     def __init__(
@@ -65,16 +64,13 @@ class Autograd:
         prepare_ns: int,
         latencies: Iterator[int],
         finished: Thread | None,
-        left_out: frozenset[str] = frozenset(),
     ) -> None:
         self._host = host
         self._clock = host.clock
         self._published = flavour == "published"
         self._prepare_ns, self._latencies = prepare_ns, latencies
         self._finished = finished
-        self._ranked = "rank" not in left_out
         # The thread of the CPU comes last.
-        self._elsewhere = frozenset({"recompute"} if "zeros" in left_out else ())
         self._thread_of, count = threads, max(threads) + 2
         self._queues: list[list[_Entry]] = [[] for _ in range(count)]
         self._threads = [self._serve(place) for place in range(count)]
@@ -90,9 +86,8 @@ class Autograd:
     def _push(self, node: Node, depth: int = 0, frame: _Frame | None = None) -> None:
         self._alive += 1
         self._entries += 1
-        place = len(self._queues) - 1 if node.kind in self._elsewhere else self._thread_of[node.device]
-        rank = node.rank if self._ranked else 0
-        heappush(self._queues[place], (-depth, -rank, self._entries, node, frame))
+        place = self._thread_of[node.device]
+        heappush(self._queues[place], (-depth, -node.rank, self._entries, node, frame))
         self._wake(place)
 
     def _wake(self, device: int) -> None:

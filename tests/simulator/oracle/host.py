@@ -55,14 +55,12 @@ class Host:
 
     Attributes:
         issued: all tasks, in the order of issue.
-        barrier: whether a copy waits for the streams of both of its ends.
     """
 
     def __init__(
         self, workload: Workload, machine: Machine, places: Places, clock: Clock, memory: Memory | None
     ) -> None:
         self.issued: list[Issued] = []
-        self.barrier = True
         self.clock = clock
         self.memory = memory
         self.workload = workload
@@ -127,10 +125,8 @@ class Host:
         host_ns, now = self._launch_ns * len(nbytes), clock.now
         if places.transfer == "direct":
             length, engines = self._direct(source, target, nbytes)
-            streams = (sender, receiver) if self.barrier else (sender,)
-            first = last = clock.issue(streams, length, engines=engines, launches=len(nbytes), host_ns=host_ns)
-            if not self.barrier:
-                clock.wait(receiver, sender)
+            ends = (sender, receiver)
+            first = last = clock.issue(ends, length, engines=engines, launches=len(nbytes), host_ns=host_ns)
         else:
             first, last = self._staged(sender, receiver, source, target, nbytes)
             host_ns *= 2

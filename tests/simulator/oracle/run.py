@@ -96,7 +96,6 @@ class _Simulation:
             else None
         )
         self.host = Host(workload, machine, self.places, self.clock, self.memory)
-        self.host.barrier = "barrier" not in settings.left_out
         self.inboxes: dict[int, deque[Node]] = {}
         self.asleep: dict[int, Thread] = {}
         self.done: set[Node] = set()
@@ -182,7 +181,6 @@ class _Simulation:
             prepare_ns=self.settings.nesting_ns[0],
             latencies=self.latencies,
             finished=self.caller,
-            left_out=self.settings.left_out,
         )
         autograd.start(self.lanes.root())
         yield None

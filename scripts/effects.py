@@ -1,22 +1,19 @@
 """What each mechanism of the simulator is worth: the published cells again, with one mechanism at a time left out.
 
-python -m gpipe_bench.simulator.effects              prints the table
-python -m gpipe_bench.simulator.effects --write      puts it into docs/simulator.md, between its markers
+python -m scripts.effects              prints the table
+python -m scripts.effects --write      puts it into docs/simulator.md, between its markers
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gpipe_bench.components import Components
-from gpipe_bench.data import needed_checkout
-from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.fit import FITTED, with_shares
@@ -27,8 +24,9 @@ from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workloa
 from gpipe_bench.util.files import write_files
 
 T = TypeVar("T")
+Values = dict[str, float | None]
 
-DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator.md"
+DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "simulator.md"
 MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
 
 _THROUGHPUT: Final = "throughput_samples_per_s"
@@ -40,8 +38,6 @@ _CELLS: Final[Mapping[str, tuple[str, str, str]]] = {
     "AmoebaNet n8m32": ("amoebanet-d-speed", "n8m32", _THROUGHPUT),
     **{f"{name}, GiB": ("ablation", name, _RESERVED) for name in _ABLATION},
 }
-COLUMNS: Final = ("left out", *_CELLS)
-"""Columns of the table."""
 
 
 def _same(value: T) -> T:
@@ -63,7 +59,7 @@ class Mechanism:
     name: str
     profile: Callable[[Profile], Profile] = _same
     work: Callable[[Workload], Workload] = _same
-    settings: Callable[[Settings], Settings] = _same
+    settings: Mapping[str, Any] = field(default_factory=dict)
     metric: str = "peak_reserved"
 
 
@@ -109,12 +105,7 @@ def _tasks(change: Callable[[TaskWork], TaskWork]) -> Callable[[Workload], Workl
     return changed
 
 
-def without_scratch(work: Workload) -> Workload:
-    """A workload whose kernels go without scratch memory."""
-    return _scratch(0)(work)
-
-
-def _scratch(factor: float) -> Callable[[Workload], Workload]:
+def scratch(factor: float) -> Callable[[Workload], Workload]:
     """Times as much scratch memory of kernels; with 0 they do not ask for any."""
 
     def scaled(rows: Sequence[MemoryOp]) -> tuple[MemoryOp, ...]:
@@ -127,10 +118,6 @@ def _scratch(factor: float) -> Callable[[Workload], Workload]:
         return replace(part, **memories, **inner)
 
     return _tasks(changed)
-
-
-def _set(**values: Any) -> Callable[[Settings], Settings]:
-    return lambda settings: replace(settings, **values)
 
 
 MECHANISMS: Final = (
@@ -151,21 +138,18 @@ MECHANISMS: Final = (
     Mechanism("band: 5 us for the shortest kernel", _update(kernel_floor_us=5.0)),
     Mechanism("limit of the launch queue", _update(queue_depth=10**9)),
     Mechanism("update of the parameters", work=lambda work: replace(work, optimizer=())),
-    Mechanism("barrier of a copy: its sender alone", settings=_set(left_out=frozenset({"barrier"}))),
-    Mechanism("ready queue by sequence number: by arrival", settings=_set(left_out=frozenset({"rank"}))),
-    Mechanism("zeros for gradients that are None", settings=_set(left_out=frozenset({"zeros"}))),
-    Mechanism("autograd of PyTorch 1.3: today's", settings=_set(flavour="current")),
-    Mechanism("latency of a nested backward's root", settings=_set(nesting_ns=(50_000, 0))),
-    Mechanism("time to prepare a nested backward", settings=_set(nesting_ns=(0, 100_000))),
-    Mechanism("spread of the latency: always its mean", settings=_set(seed=None)),
-    Mechanism("band: 60 us until a root", settings=_set(nesting_ns=(50_000, 60_000))),
-    Mechanism("band: 140 us until a root", settings=_set(nesting_ns=(50_000, 140_000))),
-    Mechanism("band: other latencies", settings=_set(seed=1)),
-    Mechanism("band: others again", settings=_set(seed=2)),
+    Mechanism("autograd of PyTorch 1.3: today's", settings={"flavour": "current"}),
+    Mechanism("latency of a nested backward's root", settings={"nesting_ns": (50_000, 0)}),
+    Mechanism("time to prepare a nested backward", settings={"nesting_ns": (0, 100_000)}),
+    Mechanism("spread of the latency: always its mean", settings={"seed": None}),
+    Mechanism("band: 60 us until a root", settings={"nesting_ns": (50_000, 60_000)}),
+    Mechanism("band: 140 us until a root", settings={"nesting_ns": (50_000, 140_000)}),
+    Mechanism("band: other latencies", settings={"seed": 1}),
+    Mechanism("band: others again", settings={"seed": 2}),
     Mechanism("copies of gradients in a checkpoint", work=_tasks(lambda task: replace(task, checkpointed=None))),
-    Mechanism("scratch memory of convolutions", work=without_scratch),
-    Mechanism("band: half of the scratch memory", work=_scratch(0.5)),
-    Mechanism("band: twice the scratch memory", work=_scratch(2.0)),
+    Mechanism("scratch memory of convolutions", work=scratch(0)),
+    Mechanism("band: half of the scratch memory", work=scratch(0.5)),
+    Mechanism("band: twice the scratch memory", work=scratch(2.0)),
     Mechanism("capacity of the devices", _update(memory_gib=1e4)),
     Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated"),
 )
@@ -175,57 +159,52 @@ MECHANISMS: Final = (
 class _Runs(PublishedRuns):
     """Published rows with a mechanism changed."""
 
-    def __init__(self, mechanism: Mechanism, profile: Profile, cache: Path | None) -> None:
-        super().__init__(mechanism.profile(profile), cache)
+    def __init__(self, mechanism: Mechanism, profile: Profile) -> None:
+        super().__init__(mechanism.profile(profile))
         self._mechanism = mechanism
 
     def run_of(self, row: Setting, batch_size: int, *, memory: bool) -> Run:
         work = self._mechanism.work(self._workload(row, batch_size))
         label = row.experiment if row.table == "ablation" else _ABLATION[-1]
         settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory)
-        settings = replace(self._mechanism.settings(settings), steps=enough_steps(settings, work.m * work.n))
-        done = run(work, self.machine, settings)
+        settings = replace(settings, **self._mechanism.settings)
+        done = run(work, self.machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
         metric = self._mechanism.metric
         return replace(done, memory=tuple(one._replace(peak_reserved=getattr(one, metric)) for one in done.memory))
 
 
-def effects(profile: Profile, cache: Path | None = None) -> Iterator[tuple[str, dict[str, float | None]]]:
+def effects(mechanisms: Sequence[Mechanism], profile: Profile) -> dict[str, Values]:
     """For the whole simulator, simulated over published minus 1; for each mechanism, without it over with it minus 1.
 
-    Args:
-        profile: the devices.
-        cache: folder of stored traces; the user's cache folder by default.
-
-    Yields:
-        (name, cell -> share); None where memory ran out.
+    Returns:
+        name -> cell -> share; None where memory ran out.
     """
-    whole = _values(Mechanism("nothing"), profile, cache)
-    published = {name: published_value(_setting(cell), cell[2]) for name, cell in _CELLS.items()}
-    yield "nothing: error of the simulator", _over(whole, published)
-    for mechanism in MECHANISMS:
-        yield mechanism.name, _over(_values(mechanism, profile, cache), whole)
+    whole = _values(Mechanism("nothing"), profile)
+    published: Values = {name: published_value(_setting(cell), cell[2]) for name, cell in _CELLS.items()}
+    found = {"nothing: error of the simulator": _over(whole, published)}
+    return found | {one.name: _over(_values(one, profile), whole) for one in mechanisms}
 
 
 def _setting(cell: tuple[str, str, str]) -> Setting:
     return next(row for row in published_settings() if (row.table, row.experiment) == cell[:2])
 
 
-def _values(mechanism: Mechanism, profile: Profile, cache: Path | None) -> dict[str, float | None]:
-    runs = _Runs(mechanism, profile, cache)
+def _values(mechanism: Mechanism, profile: Profile) -> Values:
+    runs = _Runs(mechanism, profile)
     outcomes = {cell[:2]: runs.outcome(_setting(cell)).values for cell in _CELLS.values()}
     return {name: outcomes[cell[:2]].get(cell[2]) for name, cell in _CELLS.items()}
 
 
-def _over(values: Mapping[str, float | None], others: Mapping[str, float | None]) -> dict[str, float | None]:
+def _over(values: Values, others: Values) -> Values:
     return {
         name: None if value is None or others[name] is None else value / (others[name] or 1.0) - 1
         for name, value in values.items()
     }
 
 
-def table(found: Mapping[str, Mapping[str, float | None]]) -> str:
+def table(found: Mapping[str, Values]) -> str:
     """The effects as a Markdown table, in percent; changes of less than half a percent are left empty."""
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|---|{'--:|' * len(_CELLS)}"]
+    lines = [f"| left out | {' | '.join(_CELLS)} |", f"|---|{'--:|' * len(_CELLS)}"]
     for name, shares in found.items():
         cells = [_percent(shares[cell], always=name.startswith("nothing")) for cell in _CELLS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -238,38 +217,18 @@ def _percent(share: float | None, *, always: bool) -> str:
     return f"{100 * share:+.1f}" if always or abs(share) >= 0.005 else ""
 
 
-def with_table(text: str, made: str) -> str:
-    """A document with the table between its markers.
-
-    Raises:
-        ValueError: the document lacks a marker.
-    """
-    first, last = MARKERS
-    if text.count(first) != 1 or text.count(last) != 1:
-        raise ValueError(f"the document must have the markers {first} and {last} once, got another text; restore them")
-    head, rest = text.split(first)
-    return f"{head}{first}\n{made}\n{last}{rest.split(last)[1]}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the table; gives the exit status, 2 where the document is to be written and there is no checkout."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gpipe_bench.simulator.effects", description=(__doc__ or "").split("\n")[0]
-    )
+def main() -> None:
+    """Make the table."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.effects", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"put it into {DOCUMENT.name}")
-    options = parser.parse_args(arguments)
-    try:
-        if options.write:
-            needed_checkout("effects --write")
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    made = table(dict(effects(load_profile("p40"))))
-    if options.write:
-        write_files({DOCUMENT: with_table(DOCUMENT.read_text(encoding="utf-8"), made)})
+    options = parser.parse_args()
+    made = table(effects(MECHANISMS, load_profile("p40")))
     print(made)
-    return 0
+    if options.write:
+        first, last = MARKERS
+        head, rest = DOCUMENT.read_text(encoding="utf-8").split(first)
+        write_files({DOCUMENT: f"{head}{first}\n{made}\n{last}{rest.split(last)[1]}"})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
