@@ -33,7 +33,7 @@ from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.schedules.table import device_count, placement
+from gpipe_bench.schedules.table import placement
 from gpipe_bench.simulator.arguments import problems_of
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
@@ -125,7 +125,7 @@ def emulate(
     if problems:
         raise ConfigError(problems)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    homes = placement(schedule or "gpipe", len(balance), device_count(schedule, len(balance)))
+    homes = placement(schedule, len(balance))
     numbers = _numbers(devices, max(homes) + 1)
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]

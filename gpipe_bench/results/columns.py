@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from gpipe_bench.choices import BACKWARDS, CHECKPOINT_MODES, FLAVOURS, TRANSFERS
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.peer_rows import PeerRow
 from gpipe_bench.results.rows import EVIDENCE, STATUSES, Record, Row
 from gpipe_bench.results.transparency_rows import TransparencyRow
 from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 
 Field = Mapping[str, Any]
 
@@ -33,10 +33,10 @@ _ENUMS: Final[Mapping[str, Sequence[str]]] = {
     "evidence": EVIDENCE,
     "status": STATUSES,
     "checkpoint": CHECKPOINT_MODES,
-    "backward": ("autograd", "scheduled"),
+    "backward": BACKWARDS,
     "schedule": SCHEDULES,
-    "transfer": ("direct", "host"),
-    "flavour": ("current", "published"),
+    "transfer": TRANSFERS,
+    "flavour": FLAVOURS,
     "precision": ("float32", "float64"),
     "arm": ("plain", "accumulated", "pipeline"),
 }

@@ -8,23 +8,20 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
+from gpipe_bench.choices import BACKWARDS, CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
-from gpipe_bench.simulator.clock.settings import FLAVOURS
 from gpipe_bench.simulator.hardware.profile import Link, Profile
-from gpipe_bench.simulator.tracing.precision import PRECISIONS
 from gpipe_bench.simulator.workloads.build import Model
-from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
 
 ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
 """A name, a schedule, or a list of ``(kind, i, j)`` for each device."""
 
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "checkpoint": CHECKPOINT_MODES,
-    "backward": ("autograd", "scheduled"),
-    "transfer": ("direct", "host"),
+    "backward": BACKWARDS,
+    "transfer": TRANSFERS,
     "flavour": FLAVOURS,
     "optimizer": (*OPTIMIZERS, None),
     "precision": PRECISIONS,
