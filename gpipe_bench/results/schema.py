@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpipe_bench.choices import BACKWARDS, CHECKPOINT_MODES, FLAVOURS, TRANSFERS
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.schedules.table import SCHEDULES
 
 Field = Mapping[str, Any]
@@ -32,7 +32,13 @@ CONFIGURATIONS_BESIDE: Final = "_configurations"
 """Target of a link: the configurations of the same experiment."""
 
 _SCHEMA: Final = Path(__file__).with_name("schema.json")
-_CHOICES: Final[Mapping[str, Sequence[str]]] = {"checkpoint": CHECKPOINT_MODES, "schedule": SCHEDULES}
+_CHOICES: Final[Mapping[str, Sequence[str]]] = {
+    "backward": BACKWARDS,
+    "checkpoint": CHECKPOINT_MODES,
+    "flavour": FLAVOURS,
+    "schedule": SCHEDULES,
+    "transfer": TRANSFERS,
+}
 """Columns whose values other modules name."""
 
 _SHOWN_PROBLEMS: Final = 20

@@ -44,17 +44,37 @@ def device_count(name: str | None, n: int) -> int:
     return -(-n // 2) if name in TWO_PER_DEVICE else n
 
 
-def placement(name: str, n: int, devices: int) -> tuple[int, ...]:
-    """For each of n partitions its device; only the schedules of a loop depend on ``devices``.
+def partition_count(name: str | None, devices: int) -> int:
+    """How many partitions a named schedule, or the paper's executor, has on so many devices."""
+    return devices * 2 if name in TWO_PER_DEVICE else devices
+
+
+def placement(schedule: str | Schedule | None, n: int, devices: int | None = None) -> tuple[int, ...]:
+    """For each of n partitions its device of the schedule, counted from 0.
+
+    Args:
+        schedule: a name, a schedule, or None for the paper's executor.
+        n: partitions.
+        devices: how many there are; only the schedules of a loop depend on it. None: a device for two partitions.
 
     Raises:
         ScheduleError: there is no such schedule, or not for these numbers.
     """
-    if name in _LINE:
-        devices = n
-    elif name in _V and n % 2 == 0:
-        devices = n // 2
-    return named_schedule(name, 1, n, max(devices, 1)).placement
+    if schedule is None or n == 0:
+        return tuple(range(n))
+    if isinstance(schedule, Schedule):
+        if schedule.partitions != n:
+            got = f"one for {schedule.partitions} partitions"
+            raise ScheduleError([f"schedule must be for {n} partitions, got {got}; change balance or schedule"])
+        return schedule.placement
+    if devices is None or schedule in _LINE or (schedule in _V and n % 2 == 0):
+        devices = device_count(schedule, n)
+    return named_schedule(schedule, 1, n, max(devices, 1)).placement
+
+
+def shared_places(wanted: int, devices: int) -> list[int]:
+    """Which of ``devices`` devices each of ``wanted`` gets: neighbours share one where there are too few."""
+    return [k * min(devices, wanted) // wanted for k in range(wanted)]
 
 
 def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
