@@ -8,13 +8,25 @@ from typing import Final, Literal, get_args
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Schedule
+from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
 from gpipe_bench.schedules.search import zb_1p, zb_2p
 from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
 from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
 
 ScheduleName = Literal[
-    "gpipe", "1f1b", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "looped_bfs", "interleaved", "zb_v", "v_half", "v_min"
+    "gpipe",
+    "1f1b",
+    "zb_h1",
+    "zb_h2",
+    "zb_1p",
+    "zb_2p",
+    "looped_bfs",
+    "interleaved",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "dualpipe_v",
 ]
 
 SCHEDULES: Final[tuple[str, ...]] = get_args(ScheduleName)
@@ -31,7 +43,7 @@ _LOOP: Final[Mapping[str, Callable[[int, int, int], Schedule]]] = MappingProxyTy
 """Partition j on device j mod p, called with (m, n, p)."""
 
 _V: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
-    {"zb_v": zb_v, "v_half": v_half, "v_min": v_min}
+    {"zb_v": zb_v, "v_half": v_half, "v_min": v_min, "dualpipe_v": dualpipe_v}
 )
 """Partitions j and 2 p - 1 - j on one device, called with (m, p)."""
 
@@ -84,7 +96,7 @@ def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
         name: one of :data:`SCHEDULES`.
         m: micro-batches, at least 1.
         n: partitions: as many as devices; a multiple for ``interleaved`` and ``looped_bfs``; twice as many for
-            ``zb_v``, ``v_half`` and ``v_min``.
+            ``zb_v``, ``v_half``, ``v_min`` and ``dualpipe_v``.
         devices: p, at least 1.
 
     Raises:
