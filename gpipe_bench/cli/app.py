@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "simulate": ("simulate.simulate", _CHOOSE),
     "emulate": ("emulate.emulate", _CHOOSE),
     "schedule": ("schedule.app", _CHOOSE),
+    "explain": ("explain.explain", _CHOOSE),
     "advise": ("advise.advise", _CHOOSE),
     "balance": ("balance.balance", _CHOOSE),
     "predictions": ("predictions.predictions", _CHOOSE),
