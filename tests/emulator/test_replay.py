@@ -79,8 +79,15 @@ def test_the_engine_takes_what_is_ready_first_not_what_was_issued_first():
 
 
 def test_of_two_that_are_ready_at_once_the_first_issued_goes_first():
-    both = [kernel(1, 0, 2), record(1, 0, 1), wait(0, 2, 1), wait(0, 1, 1), kernel(0, 2, 5), kernel(0, 1, 1)]
-    assert spans(*both) == [(0, 2), (2, 7), (7, 8)]
+    first, second = kernel(0, 2, 5, launches=1), kernel(0, 1, 1, launches=1)
+    both = [kernel(1, 0, 2), record(1, 0, 1), wait(0, 2, 1), wait(0, 1, 1), first, second]
+    assert spans(*both, machine=Bed(launch_ns=1000)) == [(0, 2), (2, 7), (7, 8)]
+
+
+def test_of_two_that_were_issued_at_one_time_that_of_the_lower_device_goes_first():
+    rows = [copy(device, 2, stream=1, peer_stream=device, thread=device) for device in (0, 1)]
+    assert spans(*rows, machine=Bed(2)) == [(0, 2), (2, 4)]
+    assert spans(*rows[::-1], machine=Bed(2)) == [(2, 4), (0, 2)]
 
 
 def test_what_takes_no_time_does_not_wait_for_the_engine():
@@ -167,7 +174,7 @@ def test_a_copy_takes_turns_on_both_of_its_buses():
 def test_copies_with_the_host_use_the_engines_of_their_way():
     down = Record("copy", "device_to_host", 0, 1)
     up = Record("copy", "host_to_device", 0, 2)
-    assert spans(down, up, copy(0, 1), machine=Bed(2)) == [(0, 1), (0, 1), (1, 3)]
+    assert spans(down, up, copy(0, 1, stream=3), machine=Bed(2)) == [(0, 1), (0, 1), (1, 3)]
 
 
 # --- launches --------------------------------------------------------------------------------------------------------

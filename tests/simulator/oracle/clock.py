@@ -4,7 +4,7 @@
                 barrier of a copy between devices: it begins when both have come to it, and both go on when it ends
     engine      a device computes one thing at a time; what leaves a device and what comes to it take turns too. Of
                 several operations that are ready for an engine, the one that became ready first runs first, then the
-                one issued first
+                one issued first; at one time, the one of the lower device, then of the lower stream
     host        threads are generators: ``yield t`` goes on at time t, ``yield None`` when somebody calls ``resume``
 
 Whatever happens at one time is over before an engine is given away, so results hang on no order but that of issue.
@@ -13,6 +13,7 @@ The loop of the agenda and what it calls do without helpers: a simulation comes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from tests.simulator.oracle.streams import Event, Operation, Stream, Thread, follow
@@ -27,6 +28,7 @@ class Clock:
         streams: how many streams there are.
         engines: how many engines.
         queue_depth: launches that a stream holds; 0 for no limit.
+        device_of: the device of each stream; by default all are of one.
 
     Attributes:
         now: the present.
@@ -36,9 +38,12 @@ class Clock:
 
     current: Thread
 
-    def __init__(self, streams: int, engines: int, queue_depth: int = 0) -> None:
+    def __init__(
+        self, streams: int, engines: int, queue_depth: int = 0, device_of: Sequence[int] | None = None
+    ) -> None:
         self.now = 0
         self.streams = [Stream() for _ in range(streams)]
+        self._device_of = device_of or [0] * streams
         self._depth = queue_depth
         self._occupied = [False] * engines
         self._waiting: list[list[Operation]] = [[] for _ in range(engines)]
@@ -72,8 +77,9 @@ class Clock:
         self, streams: tuple[int, ...], duration: int, *, engines: tuple[int, ...], launches: int, host_ns: int
     ) -> Operation:
         """Issue an operation to a stream, or to two that meet in it; the first is the one that holds its launches."""
-        operation = Operation(self._operations, duration, launches, engines, self.now + host_ns)
         self._operations += 1
+        turn = self.now, self._device_of[streams[0]], streams[0], self._operations
+        operation = Operation(turn, duration, launches, engines, self.now + host_ns)
         missing = 0
         for number in streams:
             stream = self.streams[number]
@@ -166,7 +172,7 @@ class Clock:
                 heappush(agenda, (until, self._entries, subject))
 
     def _settle(self) -> None:
-        """Start what is ready where engines are free: first come, first served, then in the order of issue."""
+        """Start what is ready where engines are free: first come, first served, then in their turn."""
         ready, self._ready = self._ready, []
         if len(ready) > 1:
             ready.sort(key=_turn)
@@ -221,5 +227,5 @@ class Clock:
         waiting.clear()
 
 
-def _turn(operation: Operation) -> tuple[int, int]:
-    return operation.ready, operation.number
+def _turn(operation: Operation) -> tuple[int, tuple[int, ...]]:
+    return operation.ready, operation.turn

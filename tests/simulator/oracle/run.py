@@ -80,7 +80,9 @@ class _Simulation:
         for j in range(workload.n):
             self.places.copying(workload.m - 1, j)
         self.lanes = self._record()
-        self.clock = Clock(len(self.places.device_of), 3 * self.places.count, machine.queue_depth)
+        self.clock = Clock(
+            len(self.places.device_of), 3 * self.places.count, machine.queue_depth, self.places.device_of
+        )
         riding = not components.portals
         self.memory = (
             Memory(

@@ -18,7 +18,7 @@ class Operation:
     """Something that runs on streams.
 
     Attributes:
-        number: in the order of issue.
+        turn: of several that are ready at one time, the lowest goes first: when it was issued, device, stream, number.
         duration: nanoseconds.
         launches: host calls that issue it.
         engines: what it occupies while it runs.
@@ -39,14 +39,16 @@ class Operation:
         "issued",
         "launches",
         "missing",
-        "number",
         "ready",
         "start",
         "starters",
+        "turn",
     )
 
-    def __init__(self, number: int, duration: int, launches: int, engines: tuple[int, ...], issued: int) -> None:
-        self.number = number
+    def __init__(
+        self, turn: tuple[int, ...], duration: int, launches: int, engines: tuple[int, ...], issued: int
+    ) -> None:
+        self.turn = turn
         self.duration = duration
         self.launches = launches
         self.engines = engines
