@@ -90,6 +90,18 @@ def test_of_two_that_were_issued_at_one_time_that_of_the_lower_device_goes_first
     assert spans(*rows[::-1], machine=Bed(2)) == [(2, 4), (0, 2)]
 
 
+def test_an_engine_is_given_away_when_the_instant_is_over():
+    # Devices 1 and 2 are done at one time; what waits for device 1 is ready first and was issued last.
+    rows = [kernel(1, 0, 3), record(1, 0, 1), kernel(2, 0, 3), record(2, 0, 2)]
+    rows += [wait(0, 1, 2), kernel(0, 1, 5), wait(0, 2, 1), kernel(0, 2, 1)]
+    assert spans(*rows)[2:] == [(3, 8), (8, 9)]
+
+
+def test_a_wait_keeps_the_order_of_the_waiting_stream():
+    rows = [kernel(1, 0, 5), kernel(0, 0, 3), record(0, 0, 1), wait(1, 0, 1), kernel(1, 0, 4)]
+    assert spans(*rows) == [(0, 5), (0, 3), (5, 9)]
+
+
 def test_what_takes_no_time_does_not_wait_for_the_engine():
     assert spans(kernel(0, 0, 3), kernel(0, 1, 0), record(0, 1, 1), wait(1, 0, 1), kernel(1, 0, 1))[1:] == [
         (0, 0),
@@ -207,3 +219,21 @@ def test_another_stream_has_a_launch_queue_of_its_own():
     rows = [*(kernel(0, 0, 5, launches=1) for _ in range(2)), *(kernel(0, 1, 5, launches=1) for _ in range(2))]
     found = replay(traced(*rows), Bed(launch_ns=NS_PER_MS, queue_depth=2))
     assert [time // NS_PER_MS for time in found.host_ns] == [0, 1, 2, 3]
+
+
+def test_launches_that_have_run_leave_room_though_the_next_ones_wait():
+    #   device 0   1 ms │ the host waits; then wait for device 1, 1 ms      four launches each, of which four fit in
+    #   device 1   9 ms
+    rows = [kernel(1, 0, 9), record(1, 0, 1), kernel(0, 0, 1, launches=4), Record("sync_stream", "", 0, 0)]
+    rows += [wait(0, 0, 1), kernel(0, 0, 1, launches=4), kernel(2, 0, 0)]
+    found = replay(traced(*rows), Bed(queue_depth=4))
+    assert found.host_ns[-1] == NS_PER_MS
+
+
+@pytest.mark.parametrize(
+    ("launches", "nanoseconds", "room"), [(4, 40, 0), (5, 50, 10), (6, 60, 20), (8, 80, 40), (5, 14, 3), (7, 10, 5)]
+)
+def test_the_queue_has_room_when_so_many_kernels_of_a_row_have_run(launches, nanoseconds, room):
+    # Four launches fit in.
+    rows = [kernel(0, 0, nanoseconds / NS_PER_MS, launches=launches), kernel(0, 0, 0)]
+    assert replay(traced(*rows), Bed(queue_depth=4)).host_ns.tolist() == [0, room]

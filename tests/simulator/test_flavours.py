@@ -86,6 +86,24 @@ def test_gradients_wait_for_the_nested_passes_on_top_of_theirs():
     assert copies_of_gradients("published") == ["B1,1", "B2,1", "B3,1", "c3,1", "c2,1", "c1,1", "B0,1", "c0,1"]
 
 
+@pytest.mark.parametrize(
+    ("flavour", "nodes", "expected"),
+    [
+        ("current", 1, "B3 c3 B2 c2 B1 c1 B0 c0"),
+        # Of six nodes the one in the middle counts, here 20, 14, 8 and 2; copies are 11 to 8.
+        ("current", 6, "B3 B2 c3 c2 B1 c1 B0 c0"),
+        ("current", 40, "B3 B2 B1 B0 c3 c2 c1 c0"),
+        # In threads that have made many nodes before.
+        ("published", 40, "B3 c3 B2 c2 B1 c1 B0 c0"),
+    ],
+)
+def test_nodes_of_the_calling_thread_are_numbered_from_the_number_of_tasks(flavour, nodes, expected):
+    work = workload(M, [task(nodes=nodes)] * 2)
+    switches = Components(fork_join=False, copy_streams=False, portals=False)
+    names = order(run(work, HOST, Settings(switches, "never", flavour)), "Bc")
+    assert " ".join(name[:2] for name in names if name.endswith("1")) == expected
+
+
 def published_variant(label):
     work = workload(8, [heavy(forward=10 * MS, launches=60)] * N)
     found = run(work, Plain(copy=2 * MS, launch_ns=15_000, queue_depth=1024), Settings(
