@@ -54,6 +54,7 @@ reference: ## run every experiment, take the results into results/reference, dra
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) $(EXPERIMENTS) $(ARGS)
 	@$(BIN)/python -m gpipe_bench datapackage take results
 	@$(BIN)/python -m gpipe_bench figure reference --out figures/reference
+	@$(BIN)/python -m studies.training reference
 	@$(BIN)/python -m scripts.tables
 
 tables: ## write the tables of README and docs from results/reference
@@ -62,7 +63,7 @@ tables: ## write the tables of README and docs from results/reference
 
 format: ## format Python and Snakemake files, and fix what ruff can fix
 	$(SETUP) dev
-	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format . && $(BIN)/snakefmt Snakefile workflows
+	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format . && $(BIN)/snakefmt Snakefile workflows studies
 
 gpu: ## GPU tests, the measured ablation and a device profile, into OUT; takes the Python that has torch
 	@python="$${PYTHON:-$(BIN)/python}"; command -v "$$python" > /dev/null || python=python3; \

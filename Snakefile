@@ -8,10 +8,11 @@ from pathlib import Path
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
 from gpipe_bench.bench.running.simulation_groups import EMULATED_PATTERN, GROUP_PATTERN, SIMULATED_PATTERN
 from gpipe_bench.bench.storage.sources import source_digest
-from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, TRANSPARENCY_PATTERN, make_plan, named_by
+from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, make_plan, named_by
 from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.util.processes import PROCESSES, usable_processes
 from snakemake.utils import min_version
+from studies.training.settings import read_settings as training_settings
 
 min_version("9.14")
 
@@ -27,6 +28,7 @@ FILES = sorted(workflow.configfiles, key=workflow.overwrite_configfiles.count)
 
 try:
     PLAN = make_plan(config, FILES)
+    training_settings(config.get("transparency", {}))
 except GpipeBenchError as error:
     # As on the command line: a line per problem and exit status 2, not Snakemake's frame around them and its status 1.
     for problem in getattr(error, "problems", None) or [str(error)]:
@@ -50,11 +52,19 @@ wildcard_constraints:
     evidence="emulated|simulated",
     experiment="|".join(PLAN.runs),
     group=rf"(?!published-){GROUP_PATTERN}",
-    model="amoebanet-d|unet",
     sweep="|".join([*PLAN.sweeps, "processes"]),
     table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",
-    workload="|".join(PLAN.training),
+
+
+module training:
+    snakefile:
+        "studies/training/training.smk"
+    config:
+        config.get("transparency", {})
+
+
+use rule * from training
 
 
 include: "workflows/rules/cells.smk"
@@ -63,7 +73,6 @@ include: "workflows/rules/predictions.smk"
 include: "workflows/rules/tables.smk"
 include: "workflows/rules/sweep.smk"
 include: "workflows/rules/advice.smk"
-include: "workflows/rules/transparency.smk"
 include: "workflows/rules/peers.smk"
 include: "workflows/rules/figures.smk"
 include: "workflows/rules/verify.smk"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-WORKFLOW: Final = ("Snakefile", "workflows")
+WORKFLOW: Final = ("Snakefile", "workflows", "studies")
 # As modules of this interpreter: whatever stands first in PATH, the pinned tools run. The longest is the first.
 CHECKS: Final[dict[str, tuple[str, ...]]] = {
     "tests-engine": ("scripts.run_tests", "engine"),

@@ -75,7 +75,6 @@ def commands(reference: Path) -> Iterator[Command]:
     yield _bench("report", "--results", str(Path(ablation).parent), "--out", "report.html", says="report.html")
     yield _bench("verify", ablation, "--predictions", "predictions.csv", "--part", "all", says="checks: ")
     yield _bench("compare", ablation, ablation, says="")
-    yield _bench("transparency", "run", "unet", "--out", "t.json", says="gpipe-bench[data]", status=2)
     yield _bench("datapackage", "write", says="must run from a checkout", status=2)
     yield _bench("figure", "ablation", "--rows", f"{peers}/none.csv", "--out", "f", says="none.csv", status=2)
 

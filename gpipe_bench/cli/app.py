@@ -36,7 +36,6 @@ _COMMANDS: Final = {
     "run": ("measure.run", _MEASURE),
     "gpu": ("gpu.gpu", _MEASURE),
     "peers": ("peers.app", _MEASURE),
-    "transparency": ("transparency.app", _MEASURE),
     "profile": ("measure.profile", _MEASURE),
     "config": ("config.app", _MEASURE),
     "table": ("results.table", _RESULTS),

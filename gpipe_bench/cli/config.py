@@ -36,7 +36,6 @@ def check(
         parts += [f"published tables simulated: {', '.join(experiment.tables())}"] if experiment.tables() else []
         typer.echo(f"{name}: {'; '.join(parts) or 'nothing'}")
     typer.echo(f"advice: {', '.join(config.advice) or 'nothing'}")
-    typer.echo(f"transparency: {len(config.transparency.cells())} runs")
 
 
 @app.command("write")

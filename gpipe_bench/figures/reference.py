@@ -24,7 +24,6 @@ from gpipe_bench.figures.style import draw
 from gpipe_bench.figures.sweep import sweep_figure
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.figures.timelines import draw_timelines
-from gpipe_bench.figures.transparency import draw_transparency
 from gpipe_bench.figures.why import why_figure
 from gpipe_bench.results.catalogue import PUBLISHED_ROWS, REFERENCE, ReferenceFigure, reference_figures
 from gpipe_bench.results.outcomes import printed_beside
@@ -72,8 +71,6 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
     if figure.kind == "timelines":
         events, (head, *_) = figure.table.with_name(f"{figure.table.stem}_events.csv"), read_rows(figure.table)
         return draw_timelines(events, figure.table, stem, head.evidence)
-    if figure.kind == "transparency":
-        return draw_transparency(figure.table, stem, figure.model)
     if figure.kind == "peers":
         return draw(peers_figure, read_race(figure.table), stem)
     if figure.kind == "host":

@@ -21,7 +21,6 @@ COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdi
 """Ends of the names of tables that lie beside a table of rows."""
 
 _EVIDENCE: Final = ("simulated", "emulated", "measured")
-_TRAINED: Final = ("amoebanet-d", "unet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +28,16 @@ class ReferenceFigure:
     """One figure.
 
     Attributes:
-        kind: how it is drawn: the command of ``python -m gpipe_bench figure``, ``transparency`` or ``peers``.
+        kind: how it is drawn: the command of ``python -m gpipe_bench figure``.
         table: its rows.
         place: folder of its files below the folder of all figures, such as ``simulated-p40``.
         name: of the files, without suffix.
-        model: of the rows that are drawn; empty for all.
     """
 
     kind: str
     table: Path
     place: str
     name: str
-    model: str = ""
 
     def paths(self, out: Path) -> list[Path]:
         """The files below ``out``."""
@@ -59,7 +56,7 @@ def reference_companions(name: str, folder: Path = REFERENCE) -> list[Path]:
 
 
 def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:
-    """The figures of all reference tables, sorted.
+    """The figures of all reference tables but those of studies, sorted.
 
     Emulated cells of a sweep have none: they are too few for a map.
     """
@@ -86,6 +83,3 @@ def _figures(table: Path) -> Iterator[ReferenceFigure]:
     elif table.stem == "peers":
         yield ReferenceFigure("peers", table, place, "peers")
         yield ReferenceFigure("host", table, place, "peers_host")
-    elif table.stem == "transparency":
-        for model in _TRAINED:
-            yield ReferenceFigure("transparency", table, place, f"transparency_{model}", model)

@@ -131,7 +131,6 @@ def test_a_key_that_is_no_text_is_one_problem_wherever_it_stands(path, key):
         ("peers: {probe_s: -1}", "peers.probe_s must be more than 0.0, got -1; raise it"),
         ("peers: {timeout_s: 1.0e+9}", "peers.timeout_s must be at most 86400"),
         ("advice: {unet: {memory_limit_gib: .inf}}", "advice.unet.memory_limit_gib must be a finite number"),
-        ("transparency: {loss_margin: .inf}", "transparency.loss_margin must be a finite number"),
         (
             "sweep: {simulated: {unet: {profile: 'a{b}.yaml'}}}",
             "profile must be a path without braces, got 'a{b}",
@@ -263,10 +262,3 @@ def test_the_schema_accepts_the_default_file_and_refuses_wrong_ones():
 def test_a_gpu_is_meant_to_be_cuda():
     with pytest.raises(ConfigError, match="device must be one of auto, cpu, cuda, got 'gpu'; use 'cuda'"):
         parse_config({"device": "gpu"})
-
-
-def test_both_kinds_of_steps_of_a_training_are_held_to_the_images():
-    with pytest.raises(ConfigError) as caught:
-        parse_config({"transparency": {"amoebanet": {"steps": 1000, "exact_steps": 2000}}})
-    assert [text.partition(" must")[0].rpartition(".")[2] for text in caught.value.problems] == ["steps", "exact_steps"]
-    assert ["got 1000" in caught.value.problems[0], "got 2000" in caught.value.problems[1]] == [True, True]

@@ -69,17 +69,6 @@ def test_a_cpu_needs_no_accelerators(plan):
     assert set(plan.devices.values()) == {0}
 
 
-def test_training_says_what_differs_from_the_defaults():
-    changed = make_plan({"device": "cpu", "transparency": {"unet": {"steps": 7, "seeds": 2}, "margin": 0.1}}, [])
-    assert changed.training["unet"] == (["--set", "unet.steps=7"], 2)
-    assert changed.training_options == {
-        "amoebanet": ["--seeds", "5"],
-        "unet": ["--set", "unet.steps=7", "--seeds", "2"],
-    }
-    assert changed.transparency == ["results/transparency/amoebanet.json", "results/transparency/unet.json"]
-    assert (changed.margin, changed.loss_margin) == (0.1, 0.05)
-
-
 def test_requests_for_advice_are_commands_by_name(plan):
     assert set(plan.advice) == {"unet"}
     asked = make_plan({"device": "cpu", "advice": {"mine": {"model": "vit", "devices": 2}}}, []).advice

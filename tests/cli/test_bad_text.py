@@ -7,17 +7,9 @@ import pytest
 from gpipe_bench.cli import main
 
 NINES, LONG, BRACKETS = "9" * 5000, "a" * 300, "[" * 3000
-TRAINING = ("transparency", "run", "unet", "--out", "{out}/t.json", "--set")
 RACE = ("peers", "run", "--out", "{out}/p.csv", "--set")
 CELLS = ("simulate-cells", "--out", "{out}/s.json", "--cell")
 CASES = {
-    "half a list": ((*TRAINING, "unet.steps=[1"), "--set unet.steps must have a value, got an error in it: line 1"),
-    "a key that is a list": ((*TRAINING, "unet.steps=? [a]"), "key that is a list or a section must be text"),
-    "a control character": ((*TRAINING, "unet.steps=\x07"), "special characters are not allowed"),
-    "digits of a setting": ((*TRAINING, f"unet.steps={NINES}"), "a value must be int as it says, got 999"),
-    "a date": ((*TRAINING, "unet.steps=2020-13-45"), "got timestamp"),
-    "nesting of a setting": ((*TRAINING, f"unet.steps={BRACKETS}"), "nested more than 20 deep"),
-    "infinity": ((*TRAINING, "unet.learning_rate=.inf"), "--set unet.learning_rate must be a finite number, got inf"),
     "digits of a race": ((*RACE, f"seed={NINES}"), "--set seed must be a whole number, got '999"),
     "nesting of a race": ((*RACE, f"seed={BRACKETS}"), "--set seed must be a whole number, got '[[["),
     "infinity of a race": ((*RACE, "probe_s=Infinity"), "--set probe_s must be a finite number, got inf"),

@@ -46,7 +46,6 @@ COMPLETED = {
     ("simulate", "--profile", "p"): ["p100", "p40"],
     ("simulate", "--optimizer", "a"): ["adam", "adamw"],
     ("balance", "--by", ""): ["time", "size", "simulation"],
-    ("transparency", "run", ""): ["amoebanet", "unet"],
 }
 
 

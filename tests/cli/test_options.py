@@ -32,9 +32,6 @@ def called(arguments, capsys):
         ("gpu", "--device", "cpu", "--budget-s", "inf", "--out", "gpu"),
         ("run", "--repeats", 10**30, "--out", "a.json"),
         ("run", "--repeat", NINES, "--out", "a.json"),
-        ("transparency", "collect", "a.json", "--out", "a.csv", "--margin", "nan"),
-        ("transparency", "collect", "a.json", "--out", "a.csv", "--loss-margin", "-1"),
-        ("transparency", "run", "unet", "--seeds", 10**9, "--out", "a.json"),
         ("figure", "tables", "--rows", SPEED, "--out", ""),
         ("figure", "tables", "--rows", SPEED, "--out", "/"),
         ("figure", "tables", "--rows", SPEED, "--out", "."),
@@ -115,7 +112,6 @@ def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, ca
     ("arguments", "said"),
     [
         (("run", "--repeat", 3, "--repeats", 1, "--variant", "dep-str-x", "--out", "a.json"), "repeat: 3 is not used"),
-        (("transparency", "run", "unet", "--seed", 3, "--seeds", 1, "--out", "a.json"), "seed: 3 is not used"),
         (("gpu", "--tiny", "--config", "c.yaml", "--device", "cpu", "--out", "gpu"), "config: not used"),
         (("gpu", "--no-tests", "--tests", "t", "--device", "cpu", "--out", "gpu"), "tests: t is not used"),
     ],
@@ -123,7 +119,6 @@ def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, ca
 def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpipe_bench.cli.gpu.run_session", lambda options: 0)
-    monkeypatch.setattr("gpipe_bench.bench.transparency.run.run_seeds", lambda *arguments: {})
     assert f"note: {said}" in called(arguments, capsys)[2]
 
 

@@ -269,13 +269,3 @@ def test_wrong_arguments_are_one_line(call):
 def test_help_imports_no_module_of_the_users(call, folder):
     (folder / "nets" / "net.py").write_text("raise AssertionError")
     assert call("run", "--model", NAME, "--help")[0] == 0
-
-
-def test_what_is_trained_on_images_takes_models_of_images_only():
-    from gpipe_bench.bench.spec.validation import validated
-    from gpipe_bench.bench.transparency.settings import TransparencyWorkload
-    from gpipe_bench.errors import ConfigError
-
-    for name in (NAME, "gpt2"):
-        with pytest.raises(ConfigError, match="model must be a model of the suite for images, got"):
-            validated(TransparencyWorkload, {"model": name, "model_args": ""}, ".".join)

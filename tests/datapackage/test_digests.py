@@ -25,7 +25,6 @@ COMMANDS = {
         ("figure", "timelines", "--rows", "ROWS", "--events", "TABLE", "--out", "OUT")
     ],
     f"{AMD}/peers.csv": [("peers", "figure", "--rows", "TABLE", "--out", "OUT")],
-    f"{INTEL}/transparency_steps.csv": [("transparency", "figure", "--rows", "ROWS", "--out", "OUT")],
     "published/published.csv": [("published", "--folder", "FOLDER", "--out", "OUT")],
 }
 

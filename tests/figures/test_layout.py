@@ -7,8 +7,6 @@ from gpipe_bench.figures.ablation import ablation_figure
 from gpipe_bench.figures.runs import Run
 from gpipe_bench.figures.style import FONT_PT, WIDTH_IN, drawing
 from gpipe_bench.figures.timeline import timeline_figure
-from gpipe_bench.figures.transparency import transparency_figure
-from gpipe_bench.results.tables import read_table
 from tests.figures.synthetic import (
     ablation_row,
     accelerator_ablation,
@@ -18,7 +16,6 @@ from tests.figures.synthetic import (
     published_ablation,
     step_events,
 )
-from tests.project.tree import ROOT
 
 LONG = "a_very_long_name_of_a_device_or_argument_" * 3
 
@@ -166,16 +163,3 @@ def test_micro_batches_are_numbered_where_they_fit(texts_of):
     inside = [text.get_text() for text, _ in shown if text.get_path_effects()]
     # Forward 0 1, backward 1, recomputation 0, backward 0.
     assert sorted(inside) == ["0", "0", "0", "1", "1"]
-
-
-@pytest.mark.parametrize("model", ["amoebanet-d", "unet"])
-def test_verdicts_of_transparency_stand_inside_the_figure(texts_of, model):
-    (rows,) = (ROOT / "results/reference").glob("measured/*/transparency.csv")
-    tables = {}
-    for suffix in ("", "_steps", "_layers", "_verdict"):
-        table = read_table(rows.with_name(f"transparency{suffix}.csv"), kind="transparency-steps")
-        tables[suffix] = table[table["model"] == model]
-    tables["_verdict"] = tables["_verdict"].assign(verdict="not established")
-    with drawing():
-        figure = transparency_figure(tables)
-        check(figure, texts_of(figure))

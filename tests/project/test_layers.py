@@ -21,7 +21,7 @@ from tests.project.tree import ROOT
 #    +----------- native <-------+                   |
 #    |                           ^                   |
 #    +-- (and native) -------- emulator              |      distributed: above engine, below bench
-#    +----------- figures <------ report <-----------+
+#    +----------- figures <------ report <-----------+      studies: above all but report and cli
 ALLOWED = {
     "pure": set(),
     "skip": {"pure"},
@@ -36,6 +36,19 @@ ALLOWED = {
     "figures": {"pure"},
     "report": {"pure", "figures"},
     "bench": {"pure", "skip", "engine", "distributed", "models", "balance", "measure", "simulator", "emulator"},
+    "studies": {
+        "pure",
+        "engine",
+        "distributed",
+        "models",
+        "measure",
+        "simulator",
+        "emulator",
+        "figures",
+        "bench",
+        "skip",
+        "balance",
+    },
     "cli": {
         "pure",
         "skip",
@@ -62,7 +75,7 @@ EXCEPTIONAL = {
 FOLDERS = {
     "simulator": (*("tracing", "hardware", "workloads", "memory", "clock", "published"),),
     "bench": (
-        *("spec", "storage", "running", "published", "datapackage", "evaluation", "transparency", "peers", "advice"),
+        *("spec", "storage", "running", "published", "datapackage", "evaluation", "peers", "advice"),
         "experiments",
     ),
 }

@@ -19,6 +19,7 @@ PARTS = (
     "workflows",
     "gpipe_bench",
     "models",
+    "studies",
     "results/reference",
 )
 MODEL = "depth=1;B=1;C=2;size=4"

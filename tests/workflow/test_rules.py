@@ -9,7 +9,7 @@ import yaml
 
 from tests.workflow.checkouts import ROOT
 
-FILES = sorted((ROOT / "workflows" / "rules").glob("*.smk"))
+FILES = sorted([*(ROOT / "workflows" / "rules").glob("*.smk"), *(ROOT / "studies").glob("*/*.smk")])
 TEXT = "\n".join(path.read_text() for path in FILES)
 RULES = dict(re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", TEXT, re.MULTILINE))
 JOBS = {name: body for name, body in RULES.items() if "shell:" in body}
@@ -63,7 +63,8 @@ def test_what_is_not_used(word):
 
 def test_every_wildcard_is_constrained():
     used = set(re.findall(r"(?<![\w.]){(\w+)}", re.sub(r"(?s:expand\(.*?\),\n)|shell:.*", "", TEXT)))
-    constrained = (ROOT / "Snakefile").read_text().split("wildcard_constraints:")[1].split("\n\n")[0]
+    parts = ((ROOT / "Snakefile").read_text() + TEXT).split("wildcard_constraints:")[1:]
+    constrained = "".join(part.split("\n\n")[0] for part in parts)
     assert used >= {"cell", "experiment", "variant"}
     # The report looks for its captions by name.
     assert used - {"name"} <= set(re.findall(r"(\w+)=", constrained))
@@ -82,7 +83,7 @@ def test_another_torch_measures_anew():
 def test_figures_and_nothing_else_are_in_the_report():
     drawn = {name for name in RULES if name.startswith("figure_")}
     assert {name for name, body in RULES.items() if "report(" in body} == drawn
-    captions = re.findall(r'caption="\.\./report/(\w+\.rst)"', TEXT)
+    captions = re.findall(r'caption="[./]+(?:workflows)?/?report/(\w+\.rst)"', TEXT)
     # The figures of one table of peers are drawn by one rule.
     assert len(captions) == len(set(captions)) == len(drawn) + 1
     assert {path.name for path in (ROOT / "workflows" / "report").glob("*.rst")} == {*captions, "suite.rst"}

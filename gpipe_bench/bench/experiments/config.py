@@ -20,7 +20,6 @@ from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.transparency.settings import TransparencySettings
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.util.yaml_text import read_yaml_file
@@ -40,6 +39,7 @@ DeviceCount = Annotated[
 
 
 _ADVICE: dict[str, AdviceRequest] = {"unet": AdviceRequest()}
+_DEFAULTS: dict[str, Any] = {}  # a study checks its own settings
 
 
 class SuiteConfig(Section):
@@ -59,8 +59,8 @@ class SuiteConfig(Section):
         Field(max_length=64, description="the best balance, chunks and mode; a request of yours is a new key"),
     ] = _ADVICE
     transparency: Annotated[
-        TransparencySettings, Field(description="training on real images, with and without the pipeline")
-    ] = TransparencySettings()
+        dict[str, Any], Field(description="training on real images: settings of the study, see studies/training")
+    ] = _DEFAULTS
     peers: Annotated[PeersSettings, Field(description="the engine beside other pipelines and the plain module")] = (
         PeersSettings()
     )

@@ -45,7 +45,7 @@ def _lines(section: BaseModel, indent: str) -> list[str]:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
             lines += ["", f"{indent}# {field.description}", f"{indent}{name}:", *_lines(value, indent + "  ")]
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and value:
             lines += ["", f"{indent}# {field.description}", f"{indent}{name}:"]
             for key, inner in value.items():
                 lines += ["", f"{indent}  {key}:", *_lines(inner, indent + "    ")]

@@ -27,9 +27,6 @@ REDRAWN: Final = Path("figures/redrawn")
 TABLE_PATTERN: Final = "results/simulated/published-{table}.json"
 """Where the simulations of a published table lie."""
 
-TRANSPARENCY_PATTERN: Final = "results/transparency/{workload}.json"
-"""Where the raw result of one model that is trained on real images lies, with all seeds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -42,11 +39,8 @@ class Plan:
         emulated: the emulated cells of each experiment.
         emulating: the jobs that emulate them.
         tables: the published tables that each experiment simulates.
-        training: settings of each workload of the transparency experiment, and its seeds.
         parts: experiments and requests for advice that do not ask for all simulations of the defaults, which the
             reference results hold.
-        margin: accuracies that differ by less count as equivalent.
-        loss_margin: the same of losses.
         advice: for each request for advice the options of ``advise``.
         advice_models: for each request a digest of the files of its model, if that is the user's own.
         racing: options of ``peers run``.
@@ -59,10 +53,7 @@ class Plan:
     emulated: dict[str, list[EmulatedCell]] = field(default_factory=dict)
     emulating: list[CellGroup[EmulatedCell]] = field(default_factory=list)
     tables: dict[str, Sequence[str]] = field(default_factory=dict)
-    training: dict[str, tuple[list[str], int]] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
-    margin: float = 0.0
-    loss_margin: float = 0.0
     advice: dict[str, list[str]] = field(default_factory=dict)
     advice_models: dict[str, str] = field(default_factory=dict)
     racing: list[str] = field(default_factory=list)
@@ -123,16 +114,6 @@ class Plan:
             names += [cell.id for cell in self.emulated.get(name, [])]
             found[name] = ",".join(cell.rpartition("-")[2] for cell in names) or "none"
         return found
-
-    @property
-    def transparency(self) -> list[str]:
-        """The raw results of the transparency experiment."""
-        return [TRANSPARENCY_PATTERN.format(workload=workload) for workload in self.training]
-
-    @property
-    def training_options(self) -> dict[str, list[str]]:
-        """For each workload of the transparency experiment, the options of ``transparency run``."""
-        return {workload: [*words, "--seeds", str(seeds)] for workload, (words, seeds) in self.training.items()}
 
     @property
     def sweeps(self) -> list[str]:
@@ -226,10 +207,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         emulated,
         group_cells(emulating),
         {name: experiment.tables() for name, experiment in experiments.items()},
-        suite.transparency.training(),
         [*_parts(experiments), *_parts_of_advice(suite)],
-        suite.transparency.margin,
-        suite.transparency.loss_margin,
         {name: request.arguments() for name, request in suite.advice.items()},
         {name: model_digest(request.model) for name, request in suite.advice.items()},
         ["--device", machine.device, *suite.peers.changes()],

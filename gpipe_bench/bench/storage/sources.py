@@ -17,7 +17,7 @@ from typing import Final
 
 from gpipe_bench.util.imports import imported_names
 
-PACKAGES: Final = ("gpipe_bench",)
+PACKAGES: Final = ("gpipe_bench", "studies")
 _C_SUFFIXES: Final = (".c", ".cpp", ".def", ".h")
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from gpipe_bench.bench.transparency.settings import TransparencyCell
 from gpipe_bench.models.table import parse_arguments
+from studies.training.settings import Case
 
 
 class Images(NamedTuple):
@@ -37,8 +37,8 @@ class Images(NamedTuple):
     test_target: Tensor
 
 
-def load_images(cell: TransparencyCell) -> Images:
-    """The images of a cell; split, order, places and shades follow from its seed alone.
+def load_images(case: Case) -> Images:
+    """The images of a case; split, order, places and shades follow from its seed alone.
 
     Raises:
         ImportError: scikit-learn is not installed.
@@ -48,12 +48,12 @@ def load_images(cell: TransparencyCell) -> Images:
     digits = load_digits()
     ink = torch.from_numpy(np.asarray(digits.images, dtype=np.float32) / 16)[:, None]
     classes = torch.from_numpy(np.asarray(digits.target, dtype=np.int64))
-    generator = torch.Generator().manual_seed(cell.seed)
+    generator = torch.Generator().manual_seed(case.seed)
     order = torch.randperm(len(ink), generator=generator)
-    count = max(cell.steps, cell.exact_steps) * cell.batch_size
-    test, train = order[: cell.held_out], order[cell.held_out :][:count]
-    size = int(parse_arguments(cell.model, cell.model_args)["size"])
-    if cell.model == "unet":
+    count = max(case.steps, case.exact_steps) * case.batch_size
+    test, train = order[: case.held_out], order[case.held_out :][:count]
+    size = int(parse_arguments(case.model, case.model_args)["size"])
+    if case.model == "unet":
         pairs = [_drawn(ink[part], size, half, generator) for half, part in enumerate((train, test))]
         return Images("digits over photographs (scikit-learn)", *pairs[0], *pairs[1])
     images = F.interpolate(ink, size=(size, size), mode="bilinear").expand(-1, 3, -1, -1)

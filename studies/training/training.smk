@@ -1,41 +1,45 @@
 # Training on real images with and without the pipeline: losses, accuracies, gradients, running statistics.
+import json
+from importlib.metadata import version
+
+from gpipe_bench.bench.storage.sources import source_digest
+
+SETTINGS = json.dumps(config, sort_keys=True)
+
+
+wildcard_constraints:
+    model="amoebanet-d|unet",
+    workload="amoebanet|unet",
 
 
 rule transparency:
     """Tables, verdicts and figures of transparency on real data."""
     input:
-        expand(
-            "results/transparency{table}.csv",
-            table=["", "_steps", "_layers", "_verdict", "_configurations"],
-        ),
-        expand(
-            "figures/transparency_{model}.{suffix}",
-            model=["amoebanet-d", "unet"],
-            suffix=["svg", "pdf", "png"],
-        ),
+        expand("results/transparency{table}.csv", table=["", "_steps", "_layers", "_verdict", "_configurations"]),
+        expand("figures/transparency_{model}.{suffix}", model=["amoebanet-d", "unet"], suffix=["svg", "pdf", "png"]),
 
 
 rule run_transparency:
-    """Train every way to run one model, side by side, seed by seed."""
+    """Train every way to run one model, seed by seed."""
     output:
-        ensure(TRANSPARENCY_PATTERN, non_empty=True),
+        ensure("results/transparency/{workload}.json", non_empty=True),
     log:
         "logs/run_transparency/{workload}.log",
     conda:
-        "../envs/gpipe_bench.yaml"
+        "../../workflows/envs/gpipe_bench.yaml"
     params:
-        changes=named_by("workload", PLAN.training_options),
-        sources=source_digest("gpipe_bench.bench.transparency"),
+        settings=SETTINGS,
+        sources=source_digest("studies.training.train", "studies.training.tables"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench transparency run {wildcards.workload} {params.changes:q}"
-        " --key {params.sources:q}-{params.torch:q} --out {output:q} > {log:q} 2>&1"
+        "python -m studies.training train {wildcards.workload} --settings {params.settings:q} --out {output:q}"
+        " > {log:q} 2>&1"
 
 
 rule collect_transparency:
     """Gather runs into rows, steps, layers and verdicts."""
     input:
-        PLAN.transparency,
+        expand("results/transparency/{workload}.json", workload=["amoebanet", "unet"]),
     output:
         rows=ensure("results/transparency.csv", non_empty=True),
         steps=ensure("results/transparency_steps.csv", non_empty=True),
@@ -45,14 +49,13 @@ rule collect_transparency:
     log:
         "logs/collect_transparency.log",
     conda:
-        "../envs/gpipe_bench.yaml"
+        "../../workflows/envs/gpipe_bench.yaml"
     params:
-        margin=PLAN.margin,
-        loss_margin=PLAN.loss_margin,
-        sources=source_digest("gpipe_bench.bench.transparency.run"),
+        settings=SETTINGS,
+        sources=source_digest("studies.training.tables"),
     shell:
-        "python -m gpipe_bench transparency collect {input:q} --out {output.rows:q} --margin {params.margin:q}"
-        " --loss-margin {params.loss_margin:q} > {log:q} 2>&1"
+        "python -m studies.training collect {input:q} --settings {params.settings:q} --out {output.rows:q}"
+        " > {log:q} 2>&1"
 
 
 rule figure_transparency:
@@ -65,7 +68,7 @@ rule figure_transparency:
     output:
         svg=report(
             ensure("figures/transparency_{model}.svg", non_empty=True),
-            caption="../report/transparency.rst",
+            caption="../../workflows/report/transparency.rst",
             category="Transparency",
             labels={"figure": "training of {model} on real images", "evidence": "measured"},
         ),
@@ -74,10 +77,10 @@ rule figure_transparency:
     log:
         "logs/figure_transparency/{model}.log",
     conda:
-        "../envs/gpipe_bench.yaml"
+        "../../workflows/envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
-        sources=source_digest("gpipe_bench.figures"),
+        sources=source_digest("studies.training.figure"),
     shell:
-        "python -m gpipe_bench transparency figure --rows {input.rows:q} --model {wildcards.model}"
-        " --out {params.stem:q} > {log:q} 2>&1"
+        "python -m studies.training figure --rows {input.rows:q} --model {wildcards.model} --out {params.stem:q}"
+        " > {log:q} 2>&1"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.bench.transparency.verdict import (
+from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.transparency_rows import VERDICT_COLUMNS
+from studies.training.verdict import (
     Margins,
     claim_configurations,
     paired_verdict,
     size_verdict,
     verdicts,
 )
-from gpipe_bench.results.configurations import digest
-from gpipe_bench.results.transparency_rows import VERDICT_COLUMNS
 
 MARGINS = Margins(accuracy=0.05, loss=0.1)
 
