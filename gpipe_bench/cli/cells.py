@@ -108,8 +108,8 @@ def from_file(kind: type[CellT], file: Path, only: str, given: Mapping[str, Any]
 
 
 def names_in(text: str) -> list[str]:
-    """Names that are joined by commas."""
-    return [name for name in text.split(",") if name]
+    """Names that are joined by commas; ``none`` and an empty text are no name."""
+    return [name for name in text.split(",") if name not in ("", "none")]
 
 
 def needed_out(out: Path | None) -> Path:

@@ -66,8 +66,8 @@ class CellGroup(Generic[CellT]):
 
     @property
     def kept(self) -> str:
-        """The keys of the cells whose timelines are kept, in their order, joined by commas."""
-        return ",".join(cell.id for cell in self.cells if cell.id in self.timelines)
+        """The keys of the cells whose timelines are kept, in their order, joined by commas; else ``none``."""
+        return ",".join(cell.id for cell in self.cells if cell.id in self.timelines) or "none"
 
 
 def group_cells(asked: Iterable[tuple[Sequence[CellT], bool]]) -> list[CellGroup[CellT]]:
