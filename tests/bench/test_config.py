@@ -174,7 +174,9 @@ def test_an_absent_file(tmp_path):
 
 def test_rules_between_settings_wait_only_for_the_settings_they_need():
     with pytest.raises(ConfigError) as caught:
-        parse_config({"ablation": {"simulated": {"balance": "1-2-3"}, "cuda": {"balance": "x", "chunks": 0}}})
+        parse_config(
+            {"ablation": {"simulated": {"partitions": 4, "balance": "1-2-3"}, "cuda": {"balance": "x", "chunks": 0}}}
+        )
     text = "\n".join(caught.value.problems)
     assert "ablation.simulated.balance must have one entry per partition, 4, got 3" in text
     assert "ablation.cuda.balance must be positive numbers of layers, got 'x'" in text

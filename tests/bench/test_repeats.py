@@ -18,7 +18,7 @@ from gpipe_bench.bench.storage.raw import read_results
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.util.processes import FORKS
 from gpipe_bench.util.sealed import unseal
-from tests.bench.cells_of import cell, ok_result
+from tests.bench.cells_of import cell, in_file, ok_result
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="what measures must be a function of a module here")
 
@@ -99,7 +99,7 @@ def test_repeats_of_other_cells_are_not_taken(kept, settings):
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
     """As the workflow calls it: what was finished stays as it was, and nothing but the result is left."""
     out = tmp_path / "raw.json"
-    options = [*cell().arguments(), "--repeats", "4", "--key", "k", "--out", str(out)]
+    options = [*in_file(tmp_path, cell()), "--repeats", "4", "--key", "k", "--out", str(out)]
     command = [sys.executable, "-m", "gpipe_bench", "run", *options]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     path = tmp_path / ".raw.json.kept"

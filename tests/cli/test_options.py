@@ -101,9 +101,6 @@ def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, ca
     assert (status, err) == (0, said)
     assert "samples/s" in out
     assert called(("balance", "--partitions", 2, "--model-args", small, *size), capsys)[2] == said
-    words = f"partitions=2,chunks={chunks},batch_size={batch_size},balance=auto"
-    cells = ("--cell", words, "--cell", f"{words},variant=baseline", "--out", tmp_path / "a.json")
-    assert called(("simulate-cells", "--model-args", small, *cells), capsys)[2] == said
     measured = ("--out", tmp_path / "b.json", "--model-args", small, "--partitions", 2, "--steps", 1, "--warmup", 0)
     assert called(("run", *measured, *size), capsys)[2] == said
 
@@ -123,18 +120,19 @@ def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("given", "backward", "schedule"),
+    ("given", "schedule", "partitions"),
     [
-        ((), "autograd", "gpipe"),
-        (("--schedule", "gpipe"), "scheduled", "gpipe"),
-        (("--schedule", "1f1b"), "scheduled", "1f1b"),
-        (("--backward", "scheduled"), "scheduled", "gpipe"),
-        (("--backward", "autograd", "--schedule", "gpipe"), "autograd", "gpipe"),
+        ((), None, 4),
+        (("--schedule", "1f1b"), "1f1b", 4),
+        (("--balance", "53"), None, 1),
+        (("--processes", "3"), "gpipe", 3),
+        (("--processes", "2", "--schedule", "zb_v"), "zb_v", 4),
     ],
 )
-def test_a_schedule_that_is_asked_for_drives_the_backward_pass(given, backward, schedule, tmp_path, monkeypatch):
+def test_options_imply_others(given, schedule, partitions, tmp_path, monkeypatch):
     cells = []
     monkeypatch.setattr("gpipe_bench.cli.measure._run_once", lambda cell, repeat, out: cells.append(cell))
     with pytest.raises(SystemExit):
-        main(["run", *SMALL, "--partitions", "2", "--out", str(tmp_path / "a.json"), *given])
-    assert [(cell.backward, cell.schedule) for cell in cells] == [(backward, schedule)]
+        main(["run", "--out", str(tmp_path / "a.json"), *given])
+    assert [(cell.schedule, cell.partitions) for cell in cells] == [(schedule, partitions)]
+    assert sum(cells[0].balance) == 53

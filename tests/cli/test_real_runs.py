@@ -11,7 +11,7 @@ from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.hardware.profile import load_profile
-from tests.bench.cells_of import cell
+from tests.bench.cells_of import cell, in_file
 
 
 def gpipe_bench(*arguments):
@@ -21,7 +21,7 @@ def gpipe_bench(*arguments):
 
 def test_one_cell(tmp_path):
     made, out = cell(variant="x-x-ptl"), tmp_path / "raw" / "a.json"
-    done = gpipe_bench("run", *made.arguments(), "--repeat", 1, "--out", out)
+    done = gpipe_bench("run", *in_file(tmp_path, made), "--repeat", 1, "--out", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ok: x-x-ptl repeat 1: ")
     result = RawResult.read(out)

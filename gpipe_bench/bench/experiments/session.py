@@ -22,6 +22,7 @@ from gpipe_bench.bench.experiments.experiments import Workload
 from gpipe_bench.bench.running.children import run_child
 from gpipe_bench.bench.running.gpu_tests import run_gpu_tests
 from gpipe_bench.bench.running.run import failed_result
+from gpipe_bench.bench.spec.cell_files import cells_text
 from gpipe_bench.bench.spec.cells import CellRun
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.storage.raw import RawResult
@@ -166,7 +167,9 @@ class Session:
             reason = f"the budget of {self.plan.budget_s:g} s did not suffice for this run"
             return failed_result(run.cell, run.repeat, "skipped", reason)
         out = self.plan.out / "raw" / run.cell.id / f"{run.repeat}.json"
-        command = [*_PACKAGE, "run", *run.cell.arguments(), "--repeat", str(run.repeat), "--out", str(out)]
+        cells = self.plan.out / "raw" / run.cell.id / "cells.json"
+        write_files({cells: cells_text([run.cell])})
+        command = [*_PACKAGE, "run", "--cells", str(cells), "--repeat", str(run.repeat), "--out", str(out)]
         status = run_child(command, self._log, limit)
         if status is None:
             reason = f"stopped after {limit:.0f} s: the budget of {self.plan.budget_s:g} s is spent"

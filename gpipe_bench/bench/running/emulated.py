@@ -74,7 +74,7 @@ def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -
         chunks=cell.chunks,
         checkpoint=cell.checkpoint,
         components=cell.components,
-        schedule=cell.schedule if cell.backward == "scheduled" else None,
+        schedule=cell.schedule,
         transfer=cell.transfer,
         optimizer=cell.optimizer,
         profile=cell.profile,

@@ -15,7 +15,7 @@ from typing import Final
 
 from gpipe_bench.bench.running.failures import BAD_ARGUMENTS
 from gpipe_bench.bench.running.run import Measure, failed_result, run_cell
-from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.storage.kept import KeptParts
 from gpipe_bench.bench.storage.raw import RawResult, result_of
 from gpipe_bench.util.processes import FORKS, Child
@@ -24,7 +24,7 @@ _MEASURING: Final = "gpipe_bench.bench.running.measured"
 
 
 def run_repeats(
-    cell: Cell,
+    cell: MeasuredCell,
     repeats: int,
     kept: KeptParts,
     report: Callable[[RawResult], None],
@@ -59,7 +59,7 @@ def run_repeats(
     return results
 
 
-def _in_child(cell: Cell, repeat: int, measure: Measure | None) -> RawResult:
+def _in_child(cell: MeasuredCell, repeat: int, measure: Measure | None) -> RawResult:
     if FORKS and measure is None:
         importlib.import_module(_MEASURING)
     child = Child.start(_measure, cell, repeat, measure)
@@ -74,7 +74,7 @@ def _in_child(cell: Cell, repeat: int, measure: Measure | None) -> RawResult:
     return run_cell(cell, repeat, measure) if result is None else result
 
 
-def _measure(results: Connection, cell: Cell, repeat: int, measure: Measure | None) -> None:
+def _measure(results: Connection, cell: MeasuredCell, repeat: int, measure: Measure | None) -> None:
     try:
         found = run_cell(cell, repeat, measure)
     except BAD_ARGUMENTS:
