@@ -10,15 +10,19 @@ import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
+from gpipe_bench.simulator.workloads.build import Model, build_workload
 from gpipe_bench.simulator.workloads.workload import (
     HOST,
     Kernels,
+    Machine,
     MemoryOp,
     SkipWork,
     SplitWork,
@@ -163,6 +167,20 @@ WORKS: Mapping[str, Callable[[int], Workload]] = {
     "frozen": frozen,
     "copying": copying,
 }
+MODELS: Mapping[str, tuple[Model, list[int], int]] = {
+    "unet": (Model("unet", {"depth": 2, "B": 1, "C": 32, "size": 64}), [7, 8, 7, 7], 60),
+    "vit": (Model("vit", {"L": 2, "D": 64, "heads": 2, "size": 56}), [3, 3], 48),
+    "gpt2": (Model("gpt2", {"L": 2, "D": 64, "heads": 2, "context": 32}), [3, 3], 21),
+}
+"""Models of the suite on P40s, with their balances and batch sizes."""
+
+
+@cache
+def traced(name: str, m: int) -> Workload:
+    model, balance, batch = MODELS[name]
+    return build_workload(
+        model, balance=balance, batch_size=batch, chunks=m, profile=load_profile("p40"), optimizer="adam", split=True
+    )
 
 
 def results(row: Mapping[str, str]) -> dict[str, str]:
@@ -181,8 +199,13 @@ def results(row: Mapping[str, str]) -> dict[str, str]:
     settings |= {name: other.pop(name) != "no" for name in ("streams", "workers") if name in other}
     given = {name: int(value) for name, value in other.items()}
     given["capacity_bytes"] = given.pop("capacity_mib", 0) * MIB
+    machine: Machine = Wires(**given)
+    if row["work"] in MODELS:
+        work, machine = traced(row["work"], int(row["chunks"])), HardwareMachine(load_profile("p40"))
+    else:
+        work = WORKS[row["work"]](int(row["chunks"]))
     try:
-        done = run(WORKS[row["work"]](int(row["chunks"])), Wires(**given), Settings(**settings))
+        done = run(work, machine, Settings(**settings))
     except OutOfMemory as error:
         return dict.fromkeys(RESULTS, "") | {"peak_reserved_bytes": f"device {error.device} needs {error.needed} more"}
     return {
