@@ -13,7 +13,7 @@ from typing import Final
 
 from gpipe_bench.figures.chart import KIND_COLOURS
 from gpipe_bench.schedules import SCHEDULES, Action, check, named_schedule, timing
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import partition_count
 from scripts.table_contents import ROOT
 
 PICTURE: Final = ROOT / "docs" / "pictures" / "schedules.svg"
@@ -74,9 +74,9 @@ def _legend() -> Iterator[str]:
 
 def _panel(name: str, top: int) -> Iterator[str]:
     """One schedule, with its name and numbers to the left and the activations in flight to the right."""
-    parts = 2 if name in TWO_PER_DEVICE else 1
-    facts = check(named_schedule(name, MICROBATCHES, DEVICES * parts, DEVICES))
-    times, unit = timing(facts.schedule), _UNIT // parts
+    n = partition_count(name, DEVICES)
+    facts = check(named_schedule(name, MICROBATCHES, n, DEVICES))
+    times, unit = timing(facts.schedule), _UNIT * DEVICES // n
     yield _text(20, top + 24, name, "name left")
     yield _text(20, top + 44, f"bubble {times.bubble:.1%}".replace("%", " %"), "small left")
     for device, row in enumerate(facts.schedule.devices):
@@ -91,7 +91,7 @@ def _panel(name: str, top: int) -> Iterator[str]:
         # One text with a place for each of its characters, which are the micro-batches.
         middles = " ".join(f"{x + _width(action, unit) / 2:g}" for action, x in places)
         yield f'  <text class="in" x="{middles}" y="{y + 13}">{"".join(str(action.i) for action in row)}</text>'
-        held = f"{facts.in_flight[device]}" + (" halves" if parts == 2 else "")
+        held = f"{facts.in_flight[device]}" + (" halves" if n == 2 * DEVICES else "")
         yield _text(_WIDTH - 44, y + 14, held, "small")
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of README and docs from the reference results.
+"""Write the tables of README and docs from the reference results, and the page of columns from their schema.
 
     python -m scripts.tables            write them into their pages
     python -m scripts.tables --check    exit status 1 where they are not what the results give
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from scripts import columns
 from scripts.table_contents import REFERENCE, ROOT, TABLES
 
 PAGES: Final = ("README.md", "docs/claims.md", "docs/peers.md")
@@ -39,8 +40,9 @@ def rendered(pages: Mapping[str, str], folder: Path = REFERENCE) -> dict[str, st
 
 
 def read_pages() -> dict[str, str]:
-    """The pages with tables as they are now."""
-    return {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    """The pages with tables as they are now, and that of columns where there is one."""
+    pages = [ROOT / page for page in (*PAGES, columns.PAGE)]
+    return {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in pages if page.is_file()}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,10 +51,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"option must be --check or none, got {unknown[0]}", file=sys.stderr)
         return 2
     pages = read_pages()
-    wanted = rendered(pages)
-    changed = [page for page in PAGES if pages[page] != wanted[page]]
+    wanted = {**rendered(pages), columns.PAGE: columns.page()}
+    changed = [page for page in wanted if pages.get(page) != wanted[page]]
     if not changed:
-        print(f"{', '.join(PAGES)}: tables are those of results/reference")
+        print(f"{', '.join(wanted)}: tables are those of results/reference")
     elif arguments:
         print(f"{', '.join(changed)}: tables differ from results/reference; write them: make tables", file=sys.stderr)
     else:

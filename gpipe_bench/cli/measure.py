@@ -24,7 +24,7 @@ from gpipe_bench.cli.options import (
 )
 from gpipe_bench.cli.progress import Task, progress
 from gpipe_bench.errors import BalanceError, ConfigError
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import partition_count
 from gpipe_bench.simulator.hardware.constants import CONSTANTS
 from gpipe_bench.util.files import check_writable, write_files
 
@@ -100,7 +100,7 @@ def run(
 
 def _partitions(processes: int, schedule: str | None) -> int:
     """How many there are where none are asked for."""
-    return _DEFAULT.partitions if processes == 1 else processes * (2 if schedule in TWO_PER_DEVICE else 1)
+    return _DEFAULT.partitions if processes == 1 else partition_count(schedule, processes)
 
 
 def _cell(given: dict[str, Any]) -> Cell:

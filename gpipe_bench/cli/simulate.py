@@ -17,7 +17,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import csv_text
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import partition_count
 from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _on_devices(devices: int, balance: str, schedule: str | None) -> dict[str, A
     Raises:
         ConfigError: ``balance`` is one for other devices.
     """
-    partitions = devices * (2 if schedule in TWO_PER_DEVICE else 1)
+    partitions = partition_count(schedule, devices)
     sizes = balance.split("-")
     if balance not in ("", AUTO) and len(sizes) != partitions:
         rule = f"--balance must have {partitions} entries for --devices {devices}"

@@ -39,12 +39,11 @@ def simulate_cells(
     cell: Annotated[
         list[str],
         typer.Option(help="A cell, 'key=value' joined by ',': partitions, chunks, batch_size, checkpoint, variant, "
-                          "balance; 'timeline' at its end keeps its timeline. May be repeated."),
+                          "balance, schedule; 'timeline' at its end keeps its timeline. May be repeated."),
     ],
     model: Annotated[str, _setting("model")] = _DEFAULT.model,
     model_args: Annotated[str, _setting("model_args")] = _DEFAULT.model_args,
     backward: Annotated[str, _setting("backward")] = _DEFAULT.backward,
-    schedule: Annotated[str, _setting("schedule")] = _DEFAULT.schedule,
     transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
     optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
     profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
@@ -89,7 +88,6 @@ def emulate_cells(
     model: Annotated[str, _emulated("model")] = _EMULATED.model,
     model_args: Annotated[str, _emulated("model_args")] = _EMULATED.model_args,
     backward: Annotated[str, _emulated("backward")] = _EMULATED.backward,
-    schedule: Annotated[str, _emulated("schedule")] = _EMULATED.schedule,
     transfer: Annotated[str, _emulated("transfer")] = _EMULATED.transfer,
     optimizer: Annotated[str, _emulated("optimizer")] = _EMULATED.optimizer,
     profile: Annotated[str, _emulated("profile")] = _EMULATED.profile,
@@ -176,6 +174,6 @@ def teller(task: Task, total: int) -> Callable[[Row], None]:
 
 
 def _words(row: Row) -> str:
-    what = f"n={row.partitions} m={row.chunks} batch={row.batch_size} {row.checkpoint} {row.variant}"
+    what = f"n={row.partitions} m={row.chunks} batch={row.batch_size} {row.checkpoint} {row.variant} {row.schedule}"
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
     return f"{row.evidence}, {row.status}: {what}: {value}"

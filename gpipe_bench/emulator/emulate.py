@@ -12,7 +12,7 @@ traces either; call :func:`prepare` first where it is to do both.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,11 +30,8 @@ from gpipe_bench.emulator.observer import Span, TaskRows, busy_devices, issued_r
 from gpipe_bench.emulator.replay.run import Replayed, replay
 from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
-from gpipe_bench.emulator.training import Plan, Training, Work, work_of
+from gpipe_bench.emulator.training import EmulationRequest, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
-from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.schedules.table import device_count, placement
-from gpipe_bench.simulator.arguments import problems_of
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
@@ -121,34 +118,27 @@ def emulate(
         CompilerError: the virtual devices do not compile.
         ScheduleError: the schedule does not exist for these numbers.
     """
-    problems = _problems(locals())
-    if problems:
-        raise ConfigError(problems)
-    hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    homes = placement(schedule or "gpipe", len(balance), device_count(schedule, len(balance)))
-    numbers = _numbers(devices, max(homes) + 1)
+    request = EmulationRequest(
+        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
+        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile,
+        devices=devices, sample=sample, loss=loss, target=target, steps=steps, host_time=host_time,
+    )  # fmt: skip
+    request.check()
+    numbers = _numbers(devices, max(request.homes) + 1)
+    hardware = request.hardware
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
-    plan = Plan(
-        balance=balance, places=places, homes=homes, chunks=chunks, checkpoint=checkpoint, components=components,
-        schedule=schedule, transfer=transfer, optimizer=optimizer,
-    )  # fmt: skip
-    work = work_of(model, batch_size, sample, loss, target)
-    return _emulated(work, plan, hardware, (batch_size, steps), host_time=host_time)
-
-
-def _problems(given: Mapping[str, Any]) -> list[str]:
-    """What is wrong about the arguments; some can be simulated and not emulated."""
-    shared = {name: value for name, value in given.items() if name not in ("schedule", "steps")}
-    found = [*problems_of(shared, most_devices=MOST, per_partition=False)]
-    steps, schedule, sample = given["steps"], given["schedule"], given["sample"]
-    if not isinstance(steps, int) or steps < 2:
-        found.append(f"steps must be a whole number of at least 2, got {steps!r:.60}; the first is a warm-up")
-    if schedule is not None and (not isinstance(schedule, str) or schedule not in SCHEDULES):
-        found.append(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r:.60}; simulate others")
-    if isinstance(sample, tuple):
-        found.append(f"sample must be a tensor, got a tuple of {len(sample)}; let the first layer cut it up")
-    return found
+    work = work_of(request)
+    trace, spans = _trained(work, request, places)
+    m = len(microbatch_sizes(batch_size, chunks))
+    base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, request, hardware, places))
+    replayed = replay(trace, HardwareMachine(hardware), host_time=host_time)
+    if replayed.shortage:
+        return _out_of_memory(base, replayed.memory, replayed.shortage)
+    each = tuple(_steps(base, replayed, spans, tuple(numbers[home] for home in request.homes)))
+    middle = median(step.step_time_ms or 0.0 for step in each)
+    typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
+    return replace(typical, each=each)
 
 
 def _numbers(devices: Sequence[int], count: int) -> list[int]:
@@ -162,44 +152,28 @@ def _numbers(devices: Sequence[int], count: int) -> list[int]:
     return numbers
 
 
-def _emulated(work: Work, plan: Plan, hardware: Profile, size: tuple[int, int], *, host_time: bool) -> Emulation:
-    """Train and replay; ``size``: samples of a batch, and steps."""
-    batch_size, steps = size
-    trace, spans = _trained(work, plan, steps)
-    m = len(microbatch_sizes(batch_size, plan.chunks))
-    base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, plan, hardware, batch_size))
-    replayed = replay(trace, HardwareMachine(hardware), host_time=host_time)
-    if replayed.shortage:
-        return _out_of_memory(base, replayed.memory, replayed.shortage)
-    used = tuple(plan.places[home].index for home in plan.homes)
-    each = tuple(_steps(base, replayed, spans, used))
-    middle = median(step.step_time_ms or 0.0 for step in each)
-    typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
-    return replace(typical, each=each)
-
-
-def _trained(work: Work, plan: Plan, steps: int) -> tuple[Trace, list[Span]]:
+def _trained(work: Work, request: EmulationRequest, places: Sequence[torch.device]) -> tuple[Trace, list[Span]]:
     """The trace and the tasks; if a device is full, those of devices without limit, which show what they need."""
     try:
-        return _run(work, plan, steps)
+        return _run(work, request, places)
     except torch.OutOfMemoryError:
         pass
     with ExitStack() as stack:
-        for place in plan.places:
+        for place in places:
             stack.enter_context(capacity(place, -1))
-        return _run(work, plan, steps)
+        return _run(work, request, places)
 
 
 # Storages then die by their reference counts alone, at the same rows in every run.
 @no_collection()
-def _run(work: Work, plan: Plan, steps: int) -> tuple[Trace, list[Span]]:
+def _run(work: Work, request: EmulationRequest, places: Sequence[torch.device]) -> tuple[Trace, list[Span]]:
     """Train some steps, each ended by a mark; returns the trace and the engine's tasks."""
     gc.collect()
     tasks = TaskRows()
     with recording() as trace, seen():
-        training = Training(work, plan)
+        training = Training(work, request, places)
         with training.pipe.observe(tasks):
-            for _ in range(steps):
+            for _ in range(request.steps):
                 _step(training)
                 mark()
     return trace, tasks.spans
@@ -218,19 +192,19 @@ def _step(training: Training) -> None:
         ) from error
 
 
-def _facts(work: Work, plan: Plan, hardware: Profile, batch_size: int) -> dict[str, Any]:
+def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Sequence[torch.device]) -> dict[str, Any]:
     """The columns of a row that describe model, pipeline and hardware."""
     own = pipeline_facts(
-        plan.components,
-        plan.balance,
+        request.components,
+        request.balance,
         hardware,
-        backward="scheduled" if plan.schedule else "autograd",
-        schedule=plan.schedule or "gpipe",
-        transfer=plan.transfer,
-        chunks=plan.chunks,
-        checkpoint=plan.checkpoint,
-        batch_size=batch_size,
-        device_count=len({*plan.places}),
+        backward="scheduled" if request.schedule else "autograd",
+        schedule=request.schedule or "gpipe",
+        transfer=request.transfer,
+        chunks=request.chunks,
+        checkpoint=request.checkpoint,
+        batch_size=request.batch_size,
+        device_count=len({*places}),
     )
     return {**work.facts, **own}
 

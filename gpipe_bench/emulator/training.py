@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.components import Components
+from gpipe_bench.emulator.library import MOST
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
+from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.table import placement
+from gpipe_bench.simulator.arguments import TrainingRequest
 from gpipe_bench.simulator.tracing.specs import meta_twin
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer
@@ -43,18 +46,45 @@ class Work:
     facts: dict[str, str]
 
 
-def work_of(
-    model: nn.Sequential | Model,
-    batch_size: int,
-    sample: Tensor | None = None,
-    loss: Callable[..., Tensor] | None = None,
-    target: Tensor | None = None,
-) -> Work:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulationRequest(TrainingRequest):
+    """The arguments of :func:`gpipe_bench.emulator.emulate.emulate`."""
+
+    schedule: str | None
+    sample: Tensor | None
+    steps: int
+    host_time: bool
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """For each partition its device of the schedule."""
+        return placement(self.schedule, len(self.balance))
+
+    def check(self) -> None:
+        """Check the arguments; some can be simulated and not emulated.
+
+        Raises:
+            ConfigError: all problems at once.
+        """
+        found = [*self.problems(most_devices=MOST, per_partition=False)]
+        if self.steps in (None, 1):
+            found.append(f"steps must be a whole number of at least 2, got {self.steps}; the first is a warm-up")
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            found.append(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r:.60}; simulate others")
+        if isinstance(self.sample, tuple):
+            got = f"a tuple of {len(self.sample)}"
+            found.append(f"sample must be a tensor, got {got}; let the first layer cut it up")
+        if found:
+            raise ConfigError(found)
+
+
+def work_of(request: EmulationRequest) -> Work:
     """What :func:`gpipe_bench.emulator.emulate.emulate` was asked to train.
 
     Raises:
         ConfigError: there is no such model, its arguments are wrong, or a module comes without a tensor.
     """
+    model, batch_size, sample, target = request.model, request.batch_size, request.sample, request.target
     if not isinstance(model, Model):
         if sample is None:
             raise ConfigError(["sample must be given with a module, got None; pass a tensor of shape (samples, ...)"])
@@ -62,7 +92,7 @@ def work_of(
         goal = None if target is None else target.to("meta")
         twin = meta_twin(model)
         assert isinstance(twin, nn.Sequential)  # noqa: S101 - a copy is of the same type
-        return Work(twin, inputs, goal, loss, {"model": type(model).__name__})
+        return Work(twin, inputs, goal, request.loss, {"model": type(model).__name__})
     spec, arguments = model_spec(model.name), check_arguments(model.name, model.arguments)
     with torch.device("meta"):
         module = spec.build(**arguments)
@@ -71,70 +101,44 @@ def work_of(
     return Work(module, inputs, goal, spec.loss, facts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The pipeline: arguments of the engine, and the optimizer.
-
-    Attributes:
-        balance: layers per partition.
-        places: device of each device of the schedule.
-        homes: for each partition its place in ``places``.
-        chunks: micro-batches.
-        checkpoint: ``always``, ``except_last`` or ``never``.
-        components: of the engine.
-        schedule: its name; None: the paper's executor.
-        transfer: ``direct`` or ``host``.
-        optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
-    """
-
-    balance: Sequence[int]
-    places: Sequence[torch.device]
-    homes: Sequence[int]
-    chunks: int
-    checkpoint: str
-    components: Components
-    schedule: str | None
-    transfer: str
-    optimizer: str | None
-
-
 class Training:
     """A pipeline with its batch on virtual devices, ready to train.
 
     Args:
         work: model and batch; the layers move to the devices.
-        plan: in which pipeline.
+        request: in which pipeline.
+        places: device of each device of the schedule.
 
     Raises:
         BalanceError: the sum of the balance is not the number of layers.
     """
 
-    def __init__(self, work: Work, plan: Plan) -> None:
+    def __init__(self, work: Work, request: EmulationRequest, places: Sequence[torch.device]) -> None:
         layers = iter(work.module)
-        if sum(plan.balance) != len(work.module):
-            raise BalanceError(
-                f"balance must sum to the {len(work.module)} layers of the model, got {sum(plan.balance)}; change it"
-            )
-        for home, count in zip(plan.homes, plan.balance, strict=True):
+        if sum(request.balance) != len(work.module):
+            total = sum(request.balance)
+            rule = f"balance must sum to the {len(work.module)} layers of the model"
+            raise BalanceError(f"{rule}, got {total}; change it")
+        for home, count in zip(request.homes, request.balance, strict=True):
             for layer in islice(layers, count):
-                layer.to_empty(device=plan.places[home])
+                layer.to_empty(device=places[home])
         self.pipe = GPipe(
             work.module,
-            balance=list(plan.balance),
-            devices=list(plan.places),
-            chunks=plan.chunks,
-            checkpoint=plan.checkpoint,
-            components=plan.components,
-            schedule=plan.schedule,
-            transfer=plan.transfer,
+            balance=list(request.balance),
+            devices=list(places),
+            chunks=request.chunks,
+            checkpoint=request.checkpoint,
+            components=request.components,
+            schedule=request.schedule,
+            transfer=request.transfer,
         )
         first, last = self.pipe.devices[0], self.pipe.devices[-1]
         self._inputs = torch.empty_like(work.inputs, device=first)
         self._target = None if work.target is None else torch.empty_like(work.target, device=last)
         self._loss = work.loss
         # Where backward passes begin before the last forward pass, there is no output to call backward() on.
-        self._whole = plan.schedule in (None, "gpipe")
-        self._optimizer = make_optimizer(plan.optimizer, self.pipe.parameters()) if plan.optimizer else None
+        self._whole = request.schedule in (None, "gpipe")
+        self._optimizer = make_optimizer(request.optimizer, self.pipe.parameters()) if request.optimizer else None
 
     def step(self) -> None:
         """Train on the batch once."""

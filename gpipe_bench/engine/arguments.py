@@ -10,13 +10,11 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.choices import BACKWARDS, CHECKPOINT_MODES, WORKERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 
 T = TypeVar("T")
 
-BACKWARDS = ("autograd", "scheduled")
-WORKERS = ("always", "never", "auto")
 SETTINGS: Final = ("chunks", "checkpoint", "workers")
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.choices import TRANSFERS
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import (
     SETTINGS,
@@ -37,7 +38,7 @@ from gpipe_bench.engine.partition import Partition, place
 from gpipe_bench.engine.placed import device_of, taken_out
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.sequential import PipeSequential, check_outermost, check_sharing
-from gpipe_bench.engine.transfer import TRANSFERS, Stream, current_stream, record_stream, wait_stream
+from gpipe_bench.engine.transfer import Stream, current_stream, record_stream, wait_stream
 from gpipe_bench.engine.worker import this_thread
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables

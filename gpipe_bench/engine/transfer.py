@@ -35,7 +35,6 @@ from torch.autograd import Variable
 from gpipe_bench.engine.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 
-TRANSFERS = ("direct", "host")
 Stream = torch.Stream | None
 
 _NOTHING = nullcontext()

@@ -12,10 +12,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from gpipe_bench.results.schema import TABLES
+
 CONFIGURATIONS: Final = "configurations"
 """Name of the companion: ``ablation.csv`` -> ``ablation_configurations.csv``."""
 
-CONFIGURATION_COLUMNS: Final = ("config_sha256", "configuration")
+CONFIGURATION_COLUMNS: Final = TABLES["configurations"].columns
 
 
 def canonical(settings: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ A file is checked as a whole before anything of it is used:
     digest    the recorded one, where a data package lists the file
     header    no name twice, no needed column absent, no name that looks like a misspelt one; others are left out
     lines     as many fields as the header; no run twice
-    values    the type of the column, within its limits; see :mod:`gpipe_bench.results.columns`
+    values    the type of the column, within its limits; see :mod:`gpipe_bench.results.schema`
 
 pandas is imported by the functions that need it: ``import gpipe_bench`` and ``--help`` do without.
 """
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.results.columns import Field, column_field, known_columns, parse_value
 from gpipe_bench.results.rows import Record
+from gpipe_bench.results.schema import Field, column_field, known_columns, parse_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,12 +74,13 @@ def read_table(
         raise ConfigError([f"table must have at least one row, got a header alone at {path}; run and collect it first"])
     if problems := _header_problems(path, list(text.columns), needed, records):
         raise ConfigError(problems)
-    described = known_columns(records)
+    table_name = records.TABLE if records else kind
+    described = known_columns(records.TABLE if records else "")
     known = [name for name in text.columns if name in described]
     wrong: list[tuple[int, str]] = []
     table = text[known].copy()
     for name in known:
-        field = column_field(name, records, kind)
+        field = column_field(name, table_name)
         if name in given:
             field = {**field, "constraints": {**field.get("constraints", {}), "required": True}}
         values, messages = _parsed(field, text[name].unique())
@@ -125,7 +126,7 @@ def frame_of(rows: Iterable[R], kind: type[R]) -> pd.DataFrame:
 def _complete(table: pd.DataFrame, kind: type[Record]) -> pd.DataFrame:
     """The table with all columns of its rows, in their order and with their types."""
     absent: dict[str, Any] = {column.name: column.default for column in fields(kind) if column.name not in table}
-    dtypes = {name: _DTYPES[column_field(name, kind)["type"]] for name in kind.columns()}
+    dtypes = {name: _DTYPES[column_field(name, kind.TABLE)["type"]] for name in kind.columns()}
     return table.assign(**absent)[[*dtypes]].astype(dtypes)
 
 
@@ -249,7 +250,7 @@ def _header_problems(
     ]
     if len(lost) > _MANY_COLUMNS:
         problems = [f"columns of {path} must include {', '.join(lost)}, got none of them; name another table"]
-    known = known_columns(records)
+    known = known_columns(records.TABLE if records else "")
     absent = sorted(known - {*names, *needed})
     for name in names:
         close = [] if name in known else difflib.get_close_matches(name, absent, n=1, cutoff=0.8)

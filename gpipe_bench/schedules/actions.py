@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 
 KINDS: Final = ("F", "R", "B", "I", "W")
@@ -41,18 +41,20 @@ class Schedule:
 
     Attributes:
         devices: for each device its actions, in order.
+        pairs: the actions that are meant to overlap the next one of their device. Here the two run one after the other.
     """
 
     devices: tuple[tuple[Action, ...], ...]
+    pairs: frozenset[Action] = frozenset()
 
     @classmethod
-    def of(cls, devices: Iterable[Iterable[tuple[str, int, int]]]) -> Schedule:
+    def of(cls, devices: Iterable[Iterable[tuple[str, int, int]]], pairs: Iterable[Action] = ()) -> Schedule:
         """The schedule of some lists of ``(kind, i, j)``, a list for each device.
 
         Raises:
             TypeError: something in a list is no action.
         """
-        return cls(tuple(tuple(map(_action, row)) for row in devices))
+        return cls(tuple(tuple(map(_action, row)) for row in devices), frozenset(pairs))
 
     def __iter__(self) -> Iterator[Action]:
         """All actions, device by device."""
@@ -78,6 +80,12 @@ class Schedule:
     def splits(self) -> bool:
         """Whether a backward pass is split into I and W."""
         return any(action.kind in "IW" for action in self)
+
+    @cached_property
+    def overlapping(self) -> frozenset[Action]:
+        """Both actions of every pair."""
+        ends = (two for row in self.devices for two in pairwise(row) if two[0] in self.pairs)
+        return frozenset(chain.from_iterable(ends))
 
     @cached_property
     def forwards_first(self) -> bool:
@@ -112,7 +120,8 @@ def with_recomputation(schedule: Schedule, microbatches: int) -> Schedule:
     """The schedule with R right before each B or I of the leading micro-batches; one that is there already stays.
 
     R needs nothing from another partition, so the recomputation overlaps the transfer of the gradient (Kim et al.,
-    torchgpipe, arXiv 2004.09910, section 3.2.1, which calls it early recomputation).
+    torchgpipe, arXiv 2004.09910, section 3.2.1, which calls it early recomputation). It parts the two of a pair, so
+    the result has no pairs.
 
     Args:
         schedule: any schedule.

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpipe_bench.choices import CHECKPOINT_MODES
+
 __all__ = ["CHECKPOINT_MODES", "Cycle", "Task", "checkpoint_stop", "clock_cycles", "ideal_bubble", "microbatch_major"]
 
 Task = tuple[int, int]
 Cycle = list[Task]
-
-CHECKPOINT_MODES = ("always", "except_last", "never")
 
 
 def clock_cycles(m: int, n: int) -> Iterator[Cycle]:

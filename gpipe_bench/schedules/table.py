@@ -8,13 +8,25 @@ from typing import Final, Literal, get_args
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Schedule
+from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
 from gpipe_bench.schedules.search import zb_1p, zb_2p
 from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
 from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
 
 ScheduleName = Literal[
-    "gpipe", "1f1b", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "looped_bfs", "interleaved", "zb_v", "v_half", "v_min"
+    "gpipe",
+    "1f1b",
+    "zb_h1",
+    "zb_h2",
+    "zb_1p",
+    "zb_2p",
+    "looped_bfs",
+    "interleaved",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "dualpipe_v",
 ]
 
 SCHEDULES: Final[tuple[str, ...]] = get_args(ScheduleName)
@@ -31,7 +43,7 @@ _LOOP: Final[Mapping[str, Callable[[int, int, int], Schedule]]] = MappingProxyTy
 """Partition j on device j mod p, called with (m, n, p)."""
 
 _V: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
-    {"zb_v": zb_v, "v_half": v_half, "v_min": v_min}
+    {"zb_v": zb_v, "v_half": v_half, "v_min": v_min, "dualpipe_v": dualpipe_v}
 )
 """Partitions j and 2 p - 1 - j on one device, called with (m, p)."""
 
@@ -44,17 +56,37 @@ def device_count(name: str | None, n: int) -> int:
     return -(-n // 2) if name in TWO_PER_DEVICE else n
 
 
-def placement(name: str, n: int, devices: int) -> tuple[int, ...]:
-    """For each of n partitions its device; only the schedules of a loop depend on ``devices``.
+def partition_count(name: str | None, devices: int) -> int:
+    """How many partitions a named schedule, or the paper's executor, has on so many devices."""
+    return devices * 2 if name in TWO_PER_DEVICE else devices
+
+
+def placement(schedule: str | Schedule | None, n: int, devices: int | None = None) -> tuple[int, ...]:
+    """For each of n partitions its device of the schedule, counted from 0.
+
+    Args:
+        schedule: a name, a schedule, or None for the paper's executor.
+        n: partitions.
+        devices: how many there are; only the schedules of a loop depend on it. None: a device for two partitions.
 
     Raises:
         ScheduleError: there is no such schedule, or not for these numbers.
     """
-    if name in _LINE:
-        devices = n
-    elif name in _V and n % 2 == 0:
-        devices = n // 2
-    return named_schedule(name, 1, n, max(devices, 1)).placement
+    if schedule is None or n == 0:
+        return tuple(range(n))
+    if isinstance(schedule, Schedule):
+        if schedule.partitions != n:
+            got = f"one for {schedule.partitions} partitions"
+            raise ScheduleError([f"schedule must be for {n} partitions, got {got}; change balance or schedule"])
+        return schedule.placement
+    if devices is None or schedule in _LINE or (schedule in _V and n % 2 == 0):
+        devices = device_count(schedule, n)
+    return named_schedule(schedule, 1, n, max(devices, 1)).placement
+
+
+def shared_places(wanted: int, devices: int) -> list[int]:
+    """Which of ``devices`` devices each of ``wanted`` gets: neighbours share one where there are too few."""
+    return [k * min(devices, wanted) // wanted for k in range(wanted)]
 
 
 def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
@@ -64,7 +96,7 @@ def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
         name: one of :data:`SCHEDULES`.
         m: micro-batches, at least 1.
         n: partitions: as many as devices; a multiple for ``interleaved`` and ``looped_bfs``; twice as many for
-            ``zb_v``, ``v_half`` and ``v_min``.
+            ``zb_v``, ``v_half``, ``v_min`` and ``dualpipe_v``.
         devices: p, at least 1.
 
     Raises:

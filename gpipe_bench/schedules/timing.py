@@ -73,6 +73,7 @@ def timing(
     schedule: Schedule,
     durations: Durations | Sequence[Durations] | None = None,
     transfer: float | Sequence[Sequence[float]] = 0.0,
+    overlap: float = 1.0,
 ) -> Timing:
     """Run the schedule in time: every action starts as soon as its device is free and what it needs has arrived.
 
@@ -81,6 +82,7 @@ def timing(
         durations: one for all partitions, or one for each; by default T_F = T_B = T_W = 1.
         transfer: from the end of an action until another device has its result: one time for all pairs of devices, or
             ``transfer[source][target]``. Transfers keep no device busy and do not delay each other.
+        overlap: what the actions of a pair take over what they take alone. 1: overlap is worth nothing.
 
     Raises:
         ScheduleError: the devices wait for each other, or there is not one entry for each partition or device.
@@ -93,6 +95,8 @@ def timing(
         rule = "durations must be one for each partition, transfer times one for each pair of devices"
         raise ScheduleError([f"{rule}, got {got}; give all of them"])
     home = {action: device for device, row in enumerate(schedule.devices) for action in row}
+    pace = dict.fromkeys(schedule.overlapping, overlap)
+    lengths = {action: each[action.j].of(action.kind) * pace.get(action, 1.0) for action in schedule}
     free = [0.0] * p
     start: dict[Action, float] = {}
     end: dict[Action, float] = {}
@@ -105,8 +109,8 @@ def timing(
             if one in end
         ]
         start[action] = max([free[here], *waits])
-        free[here] = end[action] = start[action] + each[action.j].of(action.kind)
-    busy = tuple(sum(each[action.j].of(action.kind) for action in row) for row in schedule.devices)
+        free[here] = end[action] = start[action] + lengths[action]
+    busy = tuple(sum(lengths[action] for action in row) for row in schedule.devices)
     spans = tuple(end[row[-1]] - start[row[0]] if row else 0.0 for row in schedule.devices)
     return Timing(start, end, max(free, default=0.0), busy, spans)
 

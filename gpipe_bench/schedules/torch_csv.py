@@ -5,13 +5,15 @@ A line for each device, an action in each field: stage, kind, micro-batch, such 
     0F0,0F1,,0B0,0B1
     1F0,1B0,1F1,1B1
 
-PyTorch's kinds of compute actions are F, B, I and W. It has no recomputation, and no R.
+``(0F7;7B3)OVERLAP_F_B`` is a pair: a forward and a backward pass that are meant to overlap. PyTorch's kinds of compute
+actions are F, B, I and W. It has no recomputation, and no R.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Container, Iterable, Iterator
 from io import StringIO
 from typing import Final
 
@@ -19,6 +21,7 @@ from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule
 
 _FIELD: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_PAIR: Final = re.compile(r"\((.*);(.*)\)OVERLAP_F_B")
 _NAMED: Final = 5
 
 
@@ -32,12 +35,17 @@ def read_csv(text: str) -> Schedule:
         ScheduleError: some fields are no compute actions, such as ``0SEND_F1``; the first ones are named.
     """
     rows: list[list[Action]] = []
+    pairs: list[Action] = []
     problems: list[str] = []
     for line, fields in enumerate(csv.reader(StringIO(text)), 1):
         rows.append([])
         for field in filter(None, map(str.strip, fields)):
-            if found := _FIELD.fullmatch(field):
-                rows[-1].append(Action(found[2], int(found[3]), int(found[1])))
+            pair = _PAIR.fullmatch(field)
+            found = [_FIELD.fullmatch(part.strip()) for part in (pair.groups() if pair else [field])]
+            actions = [Action(one[2], int(one[3]), int(one[1])) for one in found if one]
+            if len(actions) == len(found):
+                rows[-1] += actions
+                pairs += actions[:1] if pair else []
             else:
                 rule = "a field must be a stage, one of F, B, I, W, and a micro-batch, such as 0F3"
                 problems.append(f"{rule}, got {field[:40]!r} in line {line}; leave out communication, or correct it")
@@ -45,7 +53,7 @@ def read_csv(text: str) -> Schedule:
         problems.append("a schedule must have an action, got none; write a line for each device")
     if problems:
         raise ScheduleError(problems[:_NAMED])
-    return Schedule.of(rows)
+    return Schedule.of(rows, pairs)
 
 
 def to_csv(schedule: Schedule) -> str:
@@ -59,4 +67,12 @@ def to_csv(schedule: Schedule) -> str:
         raise ScheduleError(
             [f"a schedule for PyTorch must have no R, got {recomputed[0]}; write it before it gets checkpoints"]
         )
-    return "".join(",".join(f"{j}{kind}{i}" for kind, i, j in row) + "\n" for row in schedule.devices)
+    return "".join(",".join(_fields(row, schedule.pairs)) + "\n" for row in schedule.devices)
+
+
+def _fields(row: Iterable[Action], pairs: Container[Action]) -> Iterator[str]:
+    actions = iter(row)
+    for action in actions:
+        first = f"{action.j}{action.kind}{action.i}"
+        second = next(actions, None) if action in pairs else None
+        yield f"({first};{second.j}{second.kind}{second.i})OVERLAP_F_B" if second else first

@@ -13,17 +13,17 @@ Results are the same on every machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.schedules.cycles import checkpoint_stop
-from gpipe_bench.simulator.arguments import ScheduleLike, check_request
+from gpipe_bench.simulator.arguments import ScheduleLike, SimulationRequest
 from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
@@ -57,7 +57,6 @@ def simulate(
     chunks: int = 1,
     checkpoint: str = "except_last",
     components: Components = Components(),  # noqa: B008 - frozen
-    backward: str = "autograd",
     schedule: ScheduleLike | None = None,
     transfer: str = "direct",
     optimizer: str | None = "sgd",
@@ -84,9 +83,8 @@ def simulate(
         chunks: micro-batches of a mini-batch; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
-        backward: what orders the backward pass: ``autograd``, or a schedule: ``scheduled`` is ``schedule="gpipe"``.
-        schedule: a name of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each device; it
-            goes before ``backward``, and orders all passes as ``pipe.step``. None: as ``backward`` says.
+        schedule: a name of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each device,
+            which orders all passes as ``pipe.step`` runs them. None: autograd orders the backward pass.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         masters: whether the optimizer keeps weights that are halves in float32, too.
@@ -108,42 +106,52 @@ def simulate(
         BalanceError, ScheduleError: the balance does not fit the layers; the schedule does not exist, or cannot run.
         SkipLayoutError, TraceError: skips do not match, or a layer does not run on tensors without values.
     """
-    return _answer(locals())
+    request = SimulationRequest(
+        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
+        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters,
+        profile=profile, devices=devices, hosts=hosts, network=network, sample=sample, loss=loss, target=target,
+        precision=precision, flavour=flavour, steps=steps, memory=memory, cache=cache,
+    )  # fmt: skip
+    request.check()
+    return _answer(request)
 
 
-_SETTINGS: Final = ("components", "checkpoint", "flavour", "transfer", "memory")
-_WORK: Final = ("balance", "batch_size", "chunks", "sample", "loss", "target", "optimizer", "masters", "precision")
-
-
-def _answer(request: Mapping[str, Any]) -> Simulation:
-    """The simulation of a request, by the names of :func:`simulate`."""
-    check_request(request)
-    model, balance, schedule, profile = (request[name] for name in ("model", "balance", "schedule", "profile"))
-    if schedule is None and request["backward"] == "scheduled":
-        schedule = "gpipe"
+def _answer(request: SimulationRequest) -> Simulation:
+    """The simulation of a request that was checked."""
+    model, balance, schedule, hardware = request.model, request.balance, request.schedule, request.hardware
     _check_module(model)
-    hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    settings = Settings(**{name: request[name] for name in _SETTINGS}, devices=tuple(request["devices"]))
-    work = {name: request[name] for name in _WORK} | {"leaves": schedule is None}
+    settings = Settings(
+        components=request.components, checkpoint=request.checkpoint, flavour=request.flavour,
+        transfer=request.transfer, memory=request.memory, devices=tuple(request.devices),
+    )  # fmt: skip
+    split = False
     if schedule is not None:
-        m = len(microbatch_sizes(request["batch_size"], request["chunks"]))
-        settings, work["split"] = _scheduled(settings, schedule, m, len(balance))
-    ways = {name: request[name] for name in ("hosts", "network", "transfer")}
-    machine = machine_of(hardware, devices=max(settings.devices or range(len(balance))) + 1, **ways)
-    cache = Path(request["cache"]) if request["cache"] else None
-    workload = build_workload(model, profile=hardware, cache=cache, **work)
-    steps = request["steps"] or enough_steps(settings, workload.m * workload.n)
+        m = len(microbatch_sizes(request.batch_size, request.chunks))
+        settings, split = _scheduled(settings, schedule, m, len(balance))
+    machine = machine_of(
+        hardware, devices=max(settings.devices or range(len(balance))) + 1, hosts=request.hosts,
+        network=request.network, transfer=request.transfer,
+    )  # fmt: skip
+    workload = build_workload(
+        model, balance=balance, batch_size=request.batch_size, chunks=request.chunks, sample=request.sample,
+        loss=request.loss, target=request.target, optimizer=request.optimizer, masters=request.masters,
+        precision=request.precision, profile=hardware, cache=Path(request.cache) if request.cache else None,
+        leaves=schedule is None, split=split,
+    )  # fmt: skip
+    steps = request.steps or enough_steps(settings, workload.m * workload.n)
     facts = _model_facts(model) | pipeline_facts(
         settings.components,
         balance,
         hardware,
-        **{name: request[name] for name in ("transfer", "flavour", "checkpoint")},
+        transfer=request.transfer,
+        flavour=request.flavour,
+        checkpoint=request.checkpoint,
         backward="autograd" if schedule is None else "scheduled",
-        chunks=request["chunks"],
-        batch_size=request["batch_size"],
+        chunks=request.chunks,
+        batch_size=request.batch_size,
         device_count=len(set(settings.devices)) or len(balance),
     )
-    facts["hosts"] = request["hosts"]
+    facts["hosts"] = request.hosts
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
     return _simulated(workload, machine, replace(settings, steps=steps), facts)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from gpipe_bench.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
-from gpipe_bench.simulator.clock.settings import FLAVOURS
-from gpipe_bench.simulator.hardware.profile import Link, Profile
-from gpipe_bench.simulator.tracing.precision import PRECISIONS
+from gpipe_bench.simulator.hardware.profile import Link, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model
-from gpipe_bench.simulator.workloads.optimizers import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
 """A name, a schedule, or a list of ``(kind, i, j)`` for each device."""
 
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "checkpoint": CHECKPOINT_MODES,
-    "backward": ("autograd", "scheduled"),
-    "transfer": ("direct", "host"),
+    "transfer": TRANSFERS,
     "flavour": FLAVOURS,
     "optimizer": (*OPTIMIZERS, None),
     "precision": PRECISIONS,
@@ -41,32 +41,67 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
 }
 
 
-def check_request(given: Mapping[str, Any]) -> None:
-    """Check the arguments of :func:`gpipe_bench.simulator.simulate`, by name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """What simulation and emulation train, and how; see :func:`gpipe_bench.simulator.simulate`."""
 
-    Whether a balance fits the model, and names of models and profiles, show later.
+    model: nn.Sequential | Model
+    balance: Sequence[int]
+    batch_size: int
+    chunks: int
+    checkpoint: str
+    components: Components
+    schedule: ScheduleLike | None
+    transfer: str
+    optimizer: str | None
+    profile: str | Path | Profile
+    devices: Sequence[int]
+    sample: Tensor | tuple[Tensor, ...] | None
+    loss: Callable[..., Tensor] | None
+    target: Tensor | None
+    steps: int | None
 
-    Raises:
-        ConfigError: all problems at once.
-    """
-    problems = [*problems_of(given), *_schedule(given["schedule"])]
-    if problems:
-        raise ConfigError(problems)
+    @property
+    def hardware(self) -> Profile:
+        """The profile itself."""
+        return self.profile if isinstance(self.profile, Profile) else load_profile(self.profile)
+
+    def problems(self, *, most_devices: int = 2**16, per_partition: bool = True) -> Iterator[str]:
+        """What is wrong about all of these but the schedule.
+
+        Args:
+            most_devices: devices are numbered below this.
+            per_partition: whether ``devices`` has one for each partition.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        yield from _types(given)
+        yield from _choices(given)
+        yield from _numbers(given)
+        yield from _devices(self.devices, most_devices, self.balance if per_partition else None)
+        yield from _batch(self)
 
 
-def problems_of(given: Mapping[str, Any], *, most_devices: int = 2**16, per_partition: bool = True) -> Iterator[str]:
-    """What is wrong about arguments that simulation and emulation share.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRequest(TrainingRequest):
+    """The arguments of :func:`gpipe_bench.simulator.simulate`."""
 
-    Args:
-        given: the arguments by name.
-        most_devices: devices are numbered below this.
-        per_partition: whether ``devices`` has one for each partition.
-    """
-    yield from _types(given)
-    yield from _choices(given)
-    yield from _numbers(given)
-    yield from _devices(given["devices"], most_devices, given["balance"] if per_partition else None)
-    yield from _batch(given)
+    masters: bool
+    hosts: int
+    network: str | Link
+    precision: str
+    flavour: str
+    memory: bool
+    cache: str | Path | None
+
+    def check(self) -> None:
+        """Check all but whether a balance fits the model, and names of models and profiles, which show later.
+
+        Raises:
+            ConfigError: all problems at once.
+        """
+        problems = [*self.problems(), *_schedule(self.schedule)]
+        if problems:
+            raise ConfigError(problems)
 
 
 def _types(given: Mapping[str, Any]) -> Iterator[str]:
@@ -113,11 +148,12 @@ def _schedule(schedule: object) -> Iterator[str]:
             yield f"{rule}, got {_shown(schedule)}; use one of them"
 
 
-def _batch(given: Mapping[str, Any]) -> Iterator[str]:
-    sample, loss, target = given["sample"], given["loss"], given["target"]
-    if isinstance(given["model"], Model):
+def _batch(training: TrainingRequest) -> Iterator[str]:
+    target: Any = training.target
+    sample, loss = training.sample, training.loss
+    if isinstance(training.model, Model):
         for name in ("sample", "loss", "target"):
-            if given[name] is not None:
+            if getattr(training, name) is not None:
                 yield f"{name} must be None with a model of the suite, which brings its own; leave it out"
         return
     yield from _sample(sample)
@@ -127,8 +163,8 @@ def _batch(given: Mapping[str, Any]) -> Iterator[str]:
     elif loss is not None:
         if not _is_tensor(target) or not target.dim():
             yield f"target must be a tensor with a batch dimension, got {_shown(target)}; pass one per sample"
-        elif len(target) != given["batch_size"]:
-            yield (f"target must hold batch_size = {given['batch_size']} samples, got {len(target)}; make them agree")
+        elif len(target) != training.batch_size:
+            yield f"target must hold batch_size = {training.batch_size} samples, got {len(target)}; make them agree"
 
 
 def _sample(sample: object) -> Iterator[str]:

@@ -35,15 +35,15 @@ def test_jobs_share_a_model_and_a_profile():
 
 
 def test_pipelines_of_many_partitions_have_a_job_of_their_own():
-    groups = group_cells([([cell(partitions=n) for n in (1, 2, 8, 16)], False)])
-    assert [[member.partitions for member in group.cells] for group in groups] == [[1, 2, 8], [16]]
+    groups = group_cells([([cell(partitions=n, model_args="depth=3;B=1;C=2;size=16") for n in (1, 32, 33)], False)])
+    assert [[member.partitions for member in group.cells] for group in groups] == [[1, 32], [33]]
 
 
 def test_a_long_job_is_cut():
     cells = [cell(chunks=m, batch_size=400) for m in range(1, 251)]
     groups = group_cells([(cells, False)])
-    assert [len(group.cells) for group in groups] == [100, 100, 50]
-    assert len({group.id for group in groups}) == 3
+    assert [len(group.cells) for group in groups] == [150, 100]
+    assert len({group.id for group in groups}) == 2
 
 
 def test_names_of_jobs_are_those_that_rules_accept():

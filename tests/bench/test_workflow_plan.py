@@ -51,7 +51,7 @@ def test_an_experiment_takes_its_own_cells_from_shared_files(plan):
 
 def test_only_experiments_with_timelines_keep_them(plan):
     kept = {name for group in plan.groups for name in group.timelines}
-    assert kept == {cell.id for cell in plan.simulated["ablation"]}
+    assert kept == {cell.id for name in ("ablation", "schedules_timelines") for cell in plan.simulated[name]}
     kept = {name for group in plan.emulating for name in group.timelines}
     assert kept == {cell.id for cell in plan.emulated["ablation"]}
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import fields
 
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder, table_schema, write_descriptor
-from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
+from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder, write_descriptor
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.results.peer_rows import PeerRow
 from gpipe_bench.results.rows import Row
+from gpipe_bench.results.schema import TABLES, table_of
+from gpipe_bench.results.transparency_rows import TransparencyRow
 from tests.project.tree import ROOT
 
-DESCRIBED = {kind.name: {field["name"]: field for field in table_schema(kind)["fields"]} for kind in KINDS}
+DESCRIBED = {table.name: table.fields for table in TABLES.values()}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
 def test_every_column_has_a_type_and_a_meaning(kind):
     fields = DESCRIBED[kind.name]
     assert tuple(fields) == kind.columns
@@ -27,7 +30,7 @@ def test_every_column_has_a_type_and_a_meaning(kind):
     assert all(len(field["description"]) > 3 for field in fields.values())
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
 def test_a_number_whose_name_has_a_unit_says_that_unit(kind):
     units = {"_samples_per_s": "samples/s", "_ms": "ms", "_us": "us", "_gib": "GiB", "_fraction": "1"}
     for name, field in DESCRIBED[kind.name].items():
@@ -49,6 +52,14 @@ def test_rows_carry_their_rules():
     assert fields["clock_cycle"]["type"] == "boolean"
 
 
+@pytest.mark.parametrize("rows", [Row, TransparencyRow, PeerRow])
+def test_objects_of_rows_have_the_columns_and_types_of_their_table(rows):
+    types = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
+    declared = {name: types[field["type"]] for name, field in TABLES[rows.TABLE].fields.items()}
+    assert {field.name: field.type.removesuffix(" | None") for field in fields(rows)} == declared
+    assert rows.columns() == TABLES[rows.TABLE].columns
+
+
 def test_predictions_have_the_columns_that_the_simulator_writes():
     from gpipe_bench.simulator.predictions import COLUMNS
 
@@ -58,7 +69,7 @@ def test_predictions_have_the_columns_that_the_simulator_writes():
 def test_an_unknown_table_is_refused_with_what_is_nearest(tmp_path):
     header = [name for name in Row.columns() if name != "chunks"] + ["speed"]
     with pytest.raises(ConfigError) as caught:
-        kind_of(header, tmp_path / "a.csv")
+        table_of(header, tmp_path / "a.csv")
     (problem,) = caught.value.problems
     assert "got those of rows without chunks; with speed" in problem
 
@@ -105,7 +116,7 @@ def test_every_reference_row_says_where_it_comes_from_or_leads_to_one_that_does(
 
 def test_every_companion_leads_to_its_rows():
     written = json.loads((REFERENCE_FOLDER / DESCRIPTOR).read_text(encoding="utf-8"))
-    kinds = {kind.columns: kind for kind in KINDS}
+    kinds = {kind.columns: kind for kind in TABLES.values()}
     for resource in written["resources"]:
         schema = resource["schema"]
         kind = kinds[tuple(field["name"] for field in schema["fields"])]

@@ -62,16 +62,6 @@ def test_unknown_columns_are_refused_by_name():
         Row.from_dict({"speed_unit": 1, "model": "unet", "speed": 2})
 
 
-def test_every_column_is_described_with_its_unit():
-    described = Row.describe()
-    assert [name for name, _, _, _ in described] == COLUMNS
-    assert all(text for _, _, _, text in described)
-    suffixes = {"_ms": "ms", "_gib": "GiB", "_samples_per_s": "samples/s", "_fraction": "1"}
-    for name, _, unit, _ in described:
-        expected = next((value for suffix, value in suffixes.items() if name.endswith(suffix)), None)
-        assert expected is None or unit == expected
-
-
 def test_every_component_has_a_column():
     assert set(Components.__slots__) <= set(COLUMNS)
 

@@ -6,10 +6,9 @@ import math
 
 import pytest
 
-from gpipe_bench.bench.datapackage.kinds import kind_of
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.results.columns import check_value, column_field
 from gpipe_bench.results.rows import Row
+from gpipe_bench.results.schema import check_value, column_field, table_of
 from gpipe_bench.results.tables import csv_text, frame_of, plain_records, read_records, read_table, read_text
 from tests.figures.synthetic import ablation_row, cpu_ablation, write_rows
 from tests.project.tree import ROOT
@@ -71,8 +70,8 @@ def test_text_is_written_as_it_is():
 )
 def test_reference_tables_keep_their_limits_and_their_bytes(path):
     text = read_text(path)
-    kind = kind_of(list(text.columns), path)
-    table = read_table(path, kind.columns, kind.records, kind=kind.name)
+    kind = table_of(list(text.columns), path)
+    table = read_table(path, kind.columns, kind=kind.name)
     assert csv_text(kind.columns, text).encode() == path.read_bytes()
     # Predictions have six digits, which are not always the shortest.
     if kind.name != "predictions":
@@ -132,4 +131,4 @@ def test_a_run_that_stands_twice_is_refused(path):
 )
 def test_values_that_were_never_text_have_the_same_limits(name, value, rule):
     with pytest.raises(ValueError, match=f"{name} must be {rule}"):
-        check_value(column_field(name, Row), value)
+        check_value(column_field(name, "rows"), value)

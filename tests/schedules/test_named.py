@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 
 import pytest
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules import SCHEDULES, Durations, check, drawn, in_flight, named_schedule, timing
+from gpipe_bench.schedules import SCHEDULES, Durations, check, drawn, in_flight, named_schedule, timing, to_csv
+from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
 from gpipe_bench.schedules.search import zb_1p, zb_2p
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
@@ -27,6 +29,7 @@ PICTURES = {
     zb_v: (2, 2),
     v_half: (2, 2),
     v_min: (2, 2),
+    dualpipe_v: (2, 2),
 }
 
 
@@ -42,7 +45,8 @@ def test_every_size_can_run(name):
                 n = partitions(name, devices, v)
                 facts = check(named_schedule(name, m, n, devices))
                 assert (facts.microbatches, facts.partitions) == (m, n)
-                assert len(facts.order) == m * n * (3 if facts.schedule.splits else 2)
+                kinds = Counter(action.kind for action in facts.order)
+                assert kinds["F"] == kinds["B"] + kinds["I"] == kinds["B"] + kinds["W"] == m * n
 
 
 @pytest.mark.parametrize("function", PICTURES, ids=lambda function: function.__name__)
@@ -63,6 +67,7 @@ def test_activations_in_flight(n):
     assert max(held["zb_v"]) == 2 * n
     assert max(held["v_half"]) <= n + 2
     assert max(held["v_min"]) <= 2 * (n + 4) / 3
+    assert held["dualpipe_v"] == (2 * n + 1,) * n
     assert held["looped_bfs"] == (2 * m,) * n
     # Megatron-LM, section 2.2: n (1 + (n - 1) / (2 n)) whole partitions, and one half more.
     assert max(held["interleaved"]) == 2 * n + n - 1
@@ -78,6 +83,8 @@ def test_bubbles_are_those_of_the_papers(m, n):
     assert idle["zb_h1"] == idle["zb_1p"] == n - 1
     # Half a unit for every device that the first micro-batch comes through.
     assert idle["zb_v"] == 0.5 * (n - 1)
+    # As much without overlap, from 2 p micro-batches on.
+    assert m < 2 * n or idle["dualpipe_v"] == 0.5 * (n - 1)
     # Half of 1F1B's, to half a unit.
     assert idle["v_half"] <= 1.5 * (n - 1)
     # Two thirds of 1F1B's, to half a unit.
@@ -110,7 +117,29 @@ def test_which_schedules_end_their_forward_passes_first():
 
 def test_partitions_lie_where_the_papers_put_them():
     assert interleaved(2, 6, 3).placement == looped_bfs(2, 6, 3).placement == (0, 1, 2, 0, 1, 2)
-    assert zb_v(2, 3).placement == v_half(2, 3).placement == v_min(2, 3).placement == (0, 1, 2, 2, 1, 0)
+    assert (
+        zb_v(2, 3).placement
+        == v_half(2, 3).placement
+        == v_min(2, 3).placement
+        == dualpipe_v(2, 3).placement
+        == (0, 1, 2, 2, 1, 0)
+    )
+
+
+@pytest.mark.parametrize(("m", "p"), [(2, 1), (8, 4), (10, 4), (7, 3)])
+def test_dualpipe_v_is_pytorchs_own(m, p):
+    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    own = torch.ScheduleDualPipeV.__new__(torch.ScheduleDualPipeV)
+    own.pp_group_size, own._n_microbatches = p, m
+    rows = [",".join(map(str, own._calculate_single_rank_operations(rank))) + "\n" for rank in range(p)]
+    assert to_csv(dualpipe_v(m, p)) == "".join(rows)
+
+
+def test_fewer_micro_batches_than_dualpipe_v_needs_leave_out_the_last_ones():
+    few, enough = dualpipe_v(3, 2), dualpipe_v(4, 2)
+    assert few.devices == tuple(tuple(action for action in row if action.i < 3) for row in enough.devices)
+    assert few.pairs == {action for action in enough.pairs if few.overlapping >= {action}}
+    check(few)
 
 
 def test_one_f_one_b_to_the_letter():

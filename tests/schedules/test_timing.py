@@ -9,7 +9,16 @@ import pytest
 
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules import Durations, Schedule, check, named_schedule, searched, timing
+from gpipe_bench.schedules import (
+    Action,
+    Durations,
+    Schedule,
+    check,
+    named_schedule,
+    searched,
+    timing,
+    with_recomputation,
+)
 
 ONE = Schedule.of([[("F", 0, 0), ("B", 0, 0)], [("F", 0, 1), ("B", 0, 1)]])
 
@@ -52,6 +61,14 @@ def test_each_pair_of_devices_has_a_transfer_time_of_its_own():
 def test_partitions_on_one_device_need_no_transfer():
     two = Schedule.of([[("F", 0, 0), ("F", 0, 1), ("B", 0, 1), ("B", 0, 0)]])
     assert timing(two, transfer=[[7]]).makespan == 6
+
+
+def test_the_actions_of_a_pair_are_shorter_where_overlap_is_worth_something():
+    row = [("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0)]
+    schedule = Schedule.of([row], [Action("F", 1, 0)])
+    assert timing(schedule, Durations(1, 2, 1)).makespan == 8
+    assert timing(schedule, Durations(1, 2, 1), overlap=0.75).makespan == 1 + 0.75 * (1 + 3) + 3
+    assert timing(with_recomputation(schedule, 1), Durations(1, 2, 1), overlap=0.75).makespan == 9
 
 
 def test_two_definitions_of_the_bubble():

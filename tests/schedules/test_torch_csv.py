@@ -27,9 +27,17 @@ def test_empty_fields_and_spaces_are_passed_over():
     check(schedule)
 
 
+def test_a_pair_is_two_actions_one_after_the_other():
+    schedule = read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
+    assert schedule.devices == read_csv("0F0,0F1,0B0,0B1\n").devices
+    assert schedule.pairs == {("F", 1, 0)}
+    assert schedule.overlapping == {("F", 1, 0), ("B", 0, 0)}
+    assert to_csv(schedule) == "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n"
+
+
 def test_pytorch_reads_what_is_written():
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    text = to_csv(named_schedule("zb_v", 2, 4, 2))
+    text = to_csv(named_schedule("zb_v", 2, 4, 2)) + to_csv(named_schedule("dualpipe_v", 4, 4, 2))
     read = [str(schedules._Action.from_str(field)) for field in text.replace("\n", ",").split(",") if field]
     assert read == [field for field in text.replace("\n", ",").split(",") if field]
 
@@ -40,6 +48,7 @@ def test_pytorch_reads_what_is_written():
         ("", "a schedule must have an action, got none"),
         ("0F0,0SEND_F0\n", "got '0SEND_F0' in line 1; leave out communication"),
         ("0F0\n1G0\n", "got '1G0' in line 2"),
+        ("0F0,(0F1;0SEND_B0)OVERLAP_F_B\n", "got '(0F1;0SEND_B0)OVERLAP_F_B' in line 1"),
         ("0F" + "9" * 5000, "got '0F99"),
     ],
 )

@@ -7,10 +7,10 @@ from itertools import product
 
 import pytest
 
+from gpipe_bench.choices import CHECKPOINT_MODES, FLAVOURS
 from gpipe_bench.components import Components
 from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
-from gpipe_bench.simulator.clock.settings import FLAVOURS, Settings
+from gpipe_bench.simulator.clock.settings import Settings
 from tests.cover import cover
 from tests.simulator.against_oracle import same
 from tests.simulator.digests.groups import CASES

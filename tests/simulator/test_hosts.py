@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
+from gpipe_bench.choices import CHECKPOINT_MODES, FLAVOURS
 from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.clock.settings import FLAVOURS
 from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.hardware.networks import machine_of
 from gpipe_bench.simulator.hardware.profile import Link, load_profile

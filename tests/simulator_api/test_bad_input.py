@@ -33,7 +33,6 @@ WRONG = {
     "steps": [0, 2.5],
     "checkpoint": ["sometimes", None],
     "components": ["baseline", None, {}],
-    "backward": ["reversed", ""],
     "schedule": ["zigzag", 3, [[1, 2]], [["F", 0]]],
     "transfer": ["nvlink"],
     "optimizer": ["sgdm", 3],

@@ -100,12 +100,6 @@ def test_two_partitions_per_device_need_an_even_number(name, rule):
         simulated(name, partitions=3)
 
 
-def test_a_scheduled_backward_pass_is_the_schedule_of_gpipe():
-    one, other = (simulated(None, backward="scheduled", checkpoint="always"), simulated("gpipe", checkpoint="always"))
-    assert one.row() == other.row()
-    assert one.events == other.events
-
-
 @pytest.mark.parametrize(("schedule", "devices"), [("interleaved", [0, 0, 1, 1]), ("zb_v", [0, 1, 0, 1])])
 def test_partitions_that_a_schedule_has_on_one_device_must_be_on_one(schedule, devices):
     placement = list(named_schedule(schedule, M, N, 2).placement)

@@ -39,8 +39,8 @@ from gpipe_bench.bench.spec.simulated_cells import (
     host_problems,
 )
 from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.choices import CHECKPOINT_MODES
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.hardware.networks import IDEAL, NETWORK
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder
-from gpipe_bench.bench.datapackage.kinds import KINDS
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
+from gpipe_bench.results.schema import OF_RUNS, TABLES
 from gpipe_bench.results.tables import header_of, read_text
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _false_digests(folder: Path) -> Iterator[str]:
 
 def _without_origin(folder: Path) -> Iterator[str]:
     """Columns of provenance that rows with values leave empty; companions lead to rows that have them."""
-    for path, table in _tables(folder, "*.csv", [kind.columns for kind in KINDS if kind.records]):
+    for path, table in _tables(folder, "*.csv", [TABLES[name].columns for name in OF_RUNS]):
         for evidence, members in table[table["status"] == "ok"].groupby("evidence", sort=False):
             for name in _ORIGIN.get(str(evidence), ()):
                 own = members

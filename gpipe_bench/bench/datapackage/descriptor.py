@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench import __version__
-from gpipe_bench.bench.datapackage.kinds import CONFIGURATIONS_BESIDE, ROWS_BESIDE, TableKind, kind_of
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
-from gpipe_bench.results.columns import column_field
+from gpipe_bench.results.schema import CONFIGURATIONS_BESIDE, OF_RUNS, ROWS_BESIDE, Table, table_of
 from gpipe_bench.results.tables import DESCRIPTOR, read_text
 from gpipe_bench.util.files import json_text, write_files
 
@@ -96,14 +95,14 @@ def _resource(folder: Path, place: Path, places: Collection[Path]) -> dict[str, 
     path = folder / place
     table = read_text(path, listed=False)
     content = path.read_bytes()
-    kind = kind_of(list(table.columns), path)
+    kind = table_of(list(table.columns), path)
     evidence = place.parts[0] if len(place.parts) > 1 and place.parts[0] in _EVIDENCE else ""
     return {
         "profile": "tabular-data-resource",
         "name": _name(place),
         "path": place.as_posix(),
         "title": _title(kind, place, evidence),
-        "description": f"One line is {kind.text}; {_EVIDENCE[evidence]}." if evidence else f"One line is {kind.text}.",
+        "description": f"One line is {kind.line}; {_EVIDENCE[evidence]}." if evidence else f"One line is {kind.line}.",
         "scheme": "file",
         "format": "csv",
         "mediatype": "text/csv",
@@ -121,24 +120,24 @@ def _name(place: Path) -> str:
     return "-".join(place.with_suffix("").parts).lower()
 
 
-def _keys(kind: TableKind, place: Path, places: Collection[Path]) -> dict[str, Any]:
+def _keys(kind: Table, place: Path, places: Collection[Path]) -> dict[str, Any]:
     """What no two lines share, and which columns lead to lines of other tables of the package.
 
     Raises:
         ConfigError: a companion without the table of rows that its lines lead to, or rows without their configurations.
     """
     # A published row is of no cell and has no configuration: nobody ran it here.
-    if kind.records and place.parts[0] == "published":
+    if kind.name in OF_RUNS and place.parts[0] == "published":
         return {}
     links = []
-    for columns, path, others in kind.links:
-        target = _target(place, path)
+    for link in kind.links:
+        target = _target(place, link.table)
         if target in places:
-            reference = {"resource": _name(target), "fields": list(others or columns)}
-            links.append({"fields": list(columns), "reference": reference})
-        elif path == ROWS_BESIDE:
+            reference = {"resource": _name(target), "fields": list(link.others)}
+            links.append({"fields": list(link.columns), "reference": reference})
+        elif link.table == ROWS_BESIDE:
             raise ConfigError([f"companion must lie beside its rows, got {place} without {target.name}; take it again"])
-        elif path == CONFIGURATIONS_BESIDE:
+        elif link.table == CONFIGURATIONS_BESIDE:
             rule = "table must lie beside its configurations"
             raise ConfigError([f"{rule}, got {place} without {target.name}; make it anew, and take it again"])
     found: dict[str, Any] = {"primaryKey": list(kind.key)} if kind.key else {}
@@ -159,7 +158,7 @@ def _rows_of(companion: Path) -> Path:
     return companion.with_name(f"{companion.stem.removesuffix(suffix)}{companion.suffix}")
 
 
-def _title(kind: TableKind, place: Path, evidence: str) -> str:
+def _title(kind: Table, place: Path, evidence: str) -> str:
     if not evidence or kind.name in ("published", "settings"):
         return f"{kind.title} of {place.stem}" if not evidence else kind.title
     where = f" on {place.parts[1]}" if len(place.parts) > 2 else ""
@@ -189,6 +188,6 @@ def _provenance(table: pd.DataFrame) -> Mapping[str, Any]:
     return found
 
 
-def table_schema(kind: TableKind) -> dict[str, Any]:
+def table_schema(kind: Table) -> dict[str, Any]:
     """The Frictionless table schema of a kind: a field per column, and missing values."""
-    return {"fields": [column_field(name, kind.records, kind.name) for name in kind.columns], "missingValues": [""]}
+    return {"fields": list(kind.fields.values()), "missingValues": [""]}

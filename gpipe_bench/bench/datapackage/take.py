@@ -11,11 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpipe_bench.bench.datapackage.kinds import KINDS, kind_of
 from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS
+from gpipe_bench.results.schema import OF_RUNS, TABLES, table_of
 from gpipe_bench.results.tables import csv_text, read_table, read_text
 from gpipe_bench.util.files import write_files
 
@@ -34,7 +34,7 @@ def result_tables(folder: Path) -> list[Path]:
         ConfigError: there is none.
     """
     paths = [path for path in sorted(folder.glob("*.csv")) if not path.stem.endswith(COMPANION_SUFFIXES)]
-    wanted = {kind.columns for kind in KINDS if kind.records or kind.name == _PREDICTIONS}
+    wanted = {TABLES[name].columns for name in (*OF_RUNS, _PREDICTIONS)}
     tables = [path for path in paths if tuple(read_text(path).columns) in wanted]
     if not tables:
         raise ConfigError([f"folder must hold tables of rows, got none in {folder}; run an experiment first"])
@@ -59,13 +59,13 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
         OutputError: a file cannot be written.
     """
     table = _checked(rows)
-    kind = kind_of(list(table.columns), rows)
+    kind = table_of(list(table.columns), rows)
     if kind.name == _PREDICTIONS:
         target = folder / "simulated" / _PUBLISHED_ON / rows.name
         texts = {target: csv_text(kind.columns, table), **_companions(rows, target, table, alone=True)}
         write_files(texts)
         return list(texts)
-    if kind.records is None:
+    if kind.name not in OF_RUNS:
         raise ConfigError([f"table must be one of rows, got {kind.name} in {rows}; name <experiment>.csv itself"])
     taken = table[table["evidence"].isin(_TAKEN)]
     if taken.empty:
@@ -130,8 +130,8 @@ def _companions(rows: Path, target: Path, members: pd.DataFrame, *, alone: bool)
 def _checked(path: Path) -> pd.DataFrame:
     """The texts of a table whose values keep the limits of their columns, each line once."""
     table = read_text(path)
-    kind = kind_of(list(table.columns), path)
-    read_table(path, kind.columns, kind.records, kind=kind.name, empty=True)
+    kind = table_of(list(table.columns), path)
+    read_table(path, kind.columns, kind=kind.name, empty=True)
     return table
 
 

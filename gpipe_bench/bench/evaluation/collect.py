@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.datapackage.records import table_problems
 from gpipe_bench.bench.published.values import published_for
 from gpipe_bench.bench.storage.raw import RawResult, read_results
 from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path, configurations_beside
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.configurations import digest
 from gpipe_bench.results.rows import Row
+from gpipe_bench.results.schema import raw_problems
 from gpipe_bench.results.tables import csv_text
 from gpipe_bench.util.files import write_files
 
@@ -93,11 +93,10 @@ def read_raw(paths: Iterable[Path]) -> list[RawResult]:
 
 def _wrong_values(path: Path, results: Iterable[RawResult]) -> list[str]:
     """Values that their columns may not hold."""
-    kinds = {"rows": "rows", **{name: name for name in COMPANIONS}}
     problems = []
     for result in results:
         companions = {name: _keyed(result, getattr(result, name), columns) for name, columns in COMPANIONS.items()}
-        problems += table_problems(path, kinds, {"rows": [result.row.to_dict()], **companions})
+        problems += raw_problems(path, {"rows": [result.row.to_dict()], **companions})
         missing = [name for name in _MEASURED if result.row.status == "ok" and getattr(result.row, name) is None]
         rule = f"raw result must hold {', '.join(missing)} of a run that is ok, got none"
         problems += [f"{rule} in {path}, {result.cell}; run it again"] if missing else []

@@ -23,13 +23,10 @@ from gpipe_bench.bench.evaluation.compare import (
     whole_shift,
 )
 from gpipe_bench.results.intervals import Interval
+from gpipe_bench.results.schema import TABLES
 from gpipe_bench.util.console import Column, Grid
 
-RECORD_COLUMNS: Final = (
-    *CELL_KEYS,
-    *("profile", "metric", "status_reference", "status_new", "n_reference", "n_new", "median_reference", "median_new"),
-    *("ratio", "ratio_low", "ratio_high", "test", "p_value", "p_adjusted", "verdict"),
-)
+RECORD_COLUMNS: Final = TABLES["comparisons"].columns
 _STYLES: Final = {"differs": "bold yellow", "status changed": "bold red", "missing": "bold red", "new": "yellow",
                   "value missing": "bold red"}  # fmt: skip
 _APART: Final = ("evidence", "workload", "model", "model_args")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import SCHEMA_VERSION
+from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import plain_records
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ _CHECKED: Final = {"checked_commit": "commit", "checked_dirty": "dirty", "checke
                    "torch": "torch", "python": "python"}  # fmt: skip
 """Columns that say by what the checks were made -> the same of a run."""
 
-CHECK_COLUMNS: Final = (*(column.name for column in fields(Check)), *_CHECKED, "schema_version")
+CHECK_COLUMNS: Final = TABLES["checks"].columns
 
 
 def checks_of_rows(table: str, rows: pd.DataFrame, reference: pd.DataFrame) -> Iterator[Check]:

@@ -36,7 +36,7 @@ def read_tolerances(path: Path) -> list[Tolerance]:
     Raises:
         ConfigError: it cannot be read, or lines are wrong; all problems.
     """
-    table = read_table(path, _TOLERANCES, given=_TOLERANCES[:4], key=_TOLERANCES[:4])
+    table = read_table(path, _TOLERANCES, kind="tolerances", given=_TOLERANCES[:4], key=_TOLERANCES[:4])
     table["tolerance"] = table["tolerance"].fillna(math.inf)
     return [Tolerance(**line) for line in plain_records(table[[*_TOLERANCES]])]
 
@@ -50,7 +50,7 @@ def check_configurations(path: Path, table: pd.DataFrame) -> None:
     beside = companion_path(path, CONFIGURATIONS)
     if not beside.is_file() or "config_sha256" not in table:
         return
-    known = read_table(beside, CONFIGURATION_COLUMNS, key=CONFIGURATION_COLUMNS[:1])
+    known = read_table(beside, CONFIGURATION_COLUMNS, kind="configurations", key=CONFIGURATION_COLUMNS[:1])
     lines = table[(table["config_sha256"] != "") & ~table["config_sha256"].isin(known["configuration"].map(digest))]
     rule = f"must have a digest of a configuration in {beside.name}"
     if len(lines):

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.experiments.experiments import Ablation, Sweeps
+from gpipe_bench.bench.experiments.schedules import ScheduleComparison
 from gpipe_bench.bench.peers.settings import PeersSettings
 from gpipe_bench.bench.published.tables import MemoryTables, SpeedTables
 from gpipe_bench.bench.spec.cells import CellRun, distinct_runs
@@ -50,6 +51,9 @@ class SuiteConfig(Section):
     speed: Annotated[SpeedTables, Field(description="the published tables of throughput")] = SpeedTables()
     memory: Annotated[MemoryTables, Field(description="the published tables of memory")] = MemoryTables()
     sweep: Annotated[Sweeps, Field(description="numbers of partitions and micro-batches")] = Sweeps()
+    schedules: Annotated[ScheduleComparison, Field(description="every schedule on the same devices")] = (
+        ScheduleComparison()
+    )
     advice: Annotated[
         dict[str, AdviceRequest],
         Field(max_length=64, description="the best balance, chunks and mode; a request of yours is a new key"),
@@ -71,7 +75,8 @@ class SuiteConfig(Section):
     def experiments(self) -> dict[str, Experiment]:
         """The experiments that give tables of rows, by the name of their results."""
         single: dict[str, Experiment] = {"ablation": self.ablation, "speed": self.speed, "memory": self.memory}
-        return {**single, **self.sweep.experiments()}
+        schedules: dict[str, Experiment] = {"schedules": self.schedules, "schedules_timelines": self.schedules.drawn}
+        return {**single, **self.sweep.experiments(), **schedules}
 
     def experiment(self, name: str) -> Experiment:
         """The experiment of a name.

@@ -33,7 +33,7 @@ from gpipe_bench.bench.spec.settings import (
 )
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.models.table import model_spec, parse_arguments
-from gpipe_bench.schedules.table import SCHEDULES, TWO_PER_DEVICE, ScheduleName
+from gpipe_bench.schedules.table import SCHEDULES, ScheduleName, partition_count
 from gpipe_bench.util.processes import usable_processes
 
 _MOST: Final = 8
@@ -100,7 +100,8 @@ class CpuWorkload(ModelSection):
         if self.chunks > 1:
             yield self._cell(**whole)
         for name in self.schedules:
-            place = {"partitions": 2 * n, "balance": ()} if name in TWO_PER_DEVICE else pipeline
+            count = partition_count(name, n)
+            place = pipeline if count == n else {"partitions": count, "balance": ()}
             if place["partitions"] <= self._layers():
                 yield self._cell(backward="scheduled", schedule=name, **place)
 

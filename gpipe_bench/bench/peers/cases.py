@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpipe_bench.schedules.table import shared_places
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerCase:
@@ -76,5 +78,4 @@ class PeerCase:
         """The device of each partition: neighbours share one when there are fewer devices than partitions."""
         if self.device == "cpu":
             return ["cpu"] * self.partitions
-        count = min(self.devices, self.partitions)
-        return [f"{self.device}:{j * count // self.partitions}" for j in range(self.partitions)]
+        return [f"{self.device}:{k}" for k in shared_places(self.partitions, self.devices)]

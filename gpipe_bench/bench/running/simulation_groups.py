@@ -26,12 +26,12 @@ EMULATED_PATTERN: Final = "results/emulated/{group}.json"
 GROUP_PATTERN: Final = r"[a-z0-9-]+"
 """Regular expression of every group's name."""
 
-OWN: Final = ("partitions", "chunks", "batch_size", "checkpoint", "variant", "balance")
+OWN: Final = ("partitions", "chunks", "batch_size", "checkpoint", "variant", "balance", "schedule")
 """Settings that cells of one job have of their own."""
 
 _SHARED: Final = ({*SimulatedSettings.model_fields} | {*EmulatedCell.model_fields}) - {*OWN}
-_SMALL: Final = 8
-_MOST: Final = 100
+_SMALL: Final = 32
+_MOST: Final = 150
 
 CellT = TypeVar("CellT", SimulatedCell, EmulatedCell)
 
@@ -68,7 +68,7 @@ class CellGroup(Generic[CellT]):
 
 def cell_word(cell: SimulatedCell | EmulatedCell, *, timeline: bool) -> str:
     """What a cell has of its own, as one word: ``partitions=4,chunks=8,...``; ``timeline`` at its end keeps that."""
-    settings = cell.settings()
+    settings = {**cell.settings(), "schedule": cell.schedule}
     return ",".join([*(f"{name}={settings[name]}" for name in OWN), *(["timeline"] if timeline else [])])
 
 

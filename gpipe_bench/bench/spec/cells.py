@@ -18,6 +18,7 @@ from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import AutoBalance, CellSettings, Transfer, Variant, options
 from gpipe_bench.components import Components
 from gpipe_bench.models.arguments import nearest
+from gpipe_bench.schedules.table import shared_places
 
 RAW_PATTERN: Final = "results/raw/{cell}.json"
 """Where the raw results of a cell lie, one per repeat, whatever experiments asked for it."""
@@ -81,8 +82,8 @@ class Cell(CellSettings):
 
     def places(self) -> list[str]:
         """A device for each one of the schedule, as its host names it: neighbours share one when there are too few."""
-        p, each = self.schedule_devices, max(1, self.devices // self.hosts)
-        return ["cpu" if self.device == "cpu" else f"{self.device}:{k * self.devices // p % each}" for k in range(p)]
+        shared, each = shared_places(self.schedule_devices, self.devices), max(1, self.devices // self.hosts)
+        return ["cpu" if self.device == "cpu" else f"{self.device}:{k % each}" for k in shared]
 
     def placement(self) -> list[str]:
         """The device of each partition."""

@@ -18,8 +18,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.results.configurations import canonical, digest
-from gpipe_bench.schedules import named_schedule
-from gpipe_bench.schedules.table import TWO_PER_DEVICE, ScheduleName, device_count
+from gpipe_bench.schedules.table import TWO_PER_DEVICE, ScheduleName, device_count, placement
 
 T = TypeVar("T")
 
@@ -218,7 +217,7 @@ class PipelineSettings(ModelSection):
 
     def homes(self) -> tuple[int, ...]:
         """For each partition its device of the schedule, from 0 to p - 1."""
-        return named_schedule(self.schedule, 1, self.partitions, self.schedule_devices).placement
+        return placement(self.schedule, self.partitions)
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files.

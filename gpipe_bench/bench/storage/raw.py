@@ -18,21 +18,11 @@ from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import Row
+from gpipe_bench.results.schema import TABLES
 from gpipe_bench.util.files import json_text
 
-DEVICE_COLUMNS: Final = (
-    "partition",
-    "device",
-    "layers",
-    "peak_allocated_gib",
-    "peak_reserved_gib",
-    "compute_fraction",
-    "recompute_fraction",
-    "copy_fraction",
-    "imbalance_fraction",
-    "bubble_fraction",
-    "utilization_fraction",
-)
+_OF_RUN: Final = ("cell", "variant", "repeat")
+DEVICE_COLUMNS: Final = tuple(name for name in TABLES["devices"].columns if name not in _OF_RUN)
 """Figures of one partition. Peaks of a device that several partitions share stand with the first of them."""
 
 _OF_CELL: Final = (
@@ -40,7 +30,7 @@ _OF_CELL: Final = (
     *("checkpoint", "batch_size", "config_sha256"),
 )
 """Columns of a row that are attributes of its cell."""
-STEP_COLUMNS: Final = ("step", "step_time_ms", "throughput_samples_per_s")
+STEP_COLUMNS: Final = tuple(name for name in TABLES["steps"].columns if name not in _OF_RUN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, STEP_COLUMNS
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
+from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import csv_text
-from gpipe_bench.results.timeline import TimelineEvent
 
-COMPANIONS: Final[Mapping[str, Sequence[str]]] = {
-    "devices": ("cell", "variant", "repeat", *DEVICE_COLUMNS),
-    "steps": ("cell", "variant", "repeat", *STEP_COLUMNS),
-    "events": ("cell", "variant", "repeat", "evidence", *TimelineEvent.columns()),
-}
+COMPANIONS: Final[Mapping[str, Sequence[str]]] = {name: TABLES[name].columns for name in ("devices", "steps", "events")}
 """Columns of the tables beside ``<experiment>.csv``."""
 
 

@@ -136,12 +136,6 @@ def _given(schedule: Schedule | Callable[[int, int], Schedule], m: int, n: int) 
 
 def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:
     """For each partition the device of the schedule that has it; only schedules of a loop depend on ``devices``."""
-    if schedule is None or n == 0:
-        return tuple(range(n))
-    if isinstance(schedule, str):
-        return placement(schedule, n, devices)
-    rows = _given(schedule, n, n).placement
-    if len(rows) != n:
-        got = f"one for {len(rows)} partitions"
-        raise ScheduleError([f"schedule must be for {n} partitions, got {got}; change balance or schedule"])
-    return rows
+    if n and schedule is not None and not isinstance(schedule, str):
+        schedule = _given(schedule, n, n)
+    return () if callable(schedule) else placement(schedule, n, devices)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 from gpipe_bench.schedules import Action, Schedule, merged_order, named_schedule, with_recomputation
-from gpipe_bench.schedules.table import device_count
+from gpipe_bench.schedules.table import placement
 from gpipe_bench.simulator.clock.shared import ACTIONS
 
 
@@ -19,15 +19,16 @@ def chosen_schedule(schedule: str | Schedule, m: int, n: int, devices: Sequence[
         schedule: either.
         m: micro-batches.
         n: partitions.
-        devices: of each partition; empty: as the schedule has them. They say on how many devices interleaved 1F1B is;
-            on a single one, or where none is given, it has two partitions on each device.
+        devices: of each partition; empty: as the schedule has them. They say on how many devices a schedule of a loop
+            is; on a single one, or where none is given, it has two partitions on each device.
 
     Raises:
         ScheduleError: there is no such schedule, or not for these numbers.
         ValueError: the schedule is for other numbers.
     """
     if isinstance(schedule, str):
-        schedule = named_schedule(schedule, m, n, _rows_of(schedule, n, devices))
+        several = len(set(devices)) if len(set(devices)) > 1 else None
+        schedule = named_schedule(schedule, m, n, max(placement(schedule, n, several)) + 1)
     elif (schedule.microbatches, schedule.partitions) != (m, n):
         got = f"{schedule.microbatches} micro-batches and {schedule.partitions} partitions"
         raise ValueError(f"schedule must be for {m} micro-batches and {n} partitions, got one for {got}; change it")
@@ -50,13 +51,6 @@ def check_devices(rows: Sequence[int], devices: Sequence[int]) -> None:
         if devices[one] != device:
             rule = f"devices must be the same for partitions {one} and {j}, which the schedule has on one device"
             raise ValueError(f"{rule}, got {devices[one]} and {device}; use {[*rows]}")
-
-
-def _rows_of(name: str, n: int, devices: Sequence[int]) -> int:
-    """How many devices a named schedule is for."""
-    if name == "interleaved" and len(set(devices)) > 1:
-        return len(set(devices))
-    return device_count(name, n)
 
 
 def lists_of(

@@ -8,9 +8,6 @@ from typing import Final
 from gpipe_bench.components import Components
 from gpipe_bench.schedules import Schedule
 
-FLAVOURS: Final = ("current", "published")
-"""Autograd engines, see ``autograd.c``."""
-
 # Where threads race: an epoch of the published ablation twice over, after a first step; of large runs fewer steps.
 _RACING_STEPS: Final = 33
 _RACING_TASKS: Final = 33 * 32

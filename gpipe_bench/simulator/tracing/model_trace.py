@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.choices import HALVES
 from gpipe_bench.errors import TraceError
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
-from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
+from gpipe_bench.simulator.tracing.precision import in_precision
 from gpipe_bench.simulator.tracing.scaling import PROBES
 from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, meta_twin, specs_in
@@ -54,7 +55,7 @@ class Tracer:
         module: the model, on any device.
         sample: one sample or more, as the model takes them: a Tensor or a tuple of Tensors on any device.
         owned: whether the module is on the meta device and nobody else's, so that its layers need not be copied.
-        precision: what to trace it in, one of :data:`gpipe_bench.simulator.tracing.precision.PRECISIONS`.
+        precision: what to trace it in, one of :data:`gpipe_bench.choices.PRECISIONS`.
     """
 
     def __init__(

@@ -6,16 +6,12 @@ and ``module.bfloat16()`` do, and the optimizer keeps weights in float32 (Micike
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from gpipe_bench.choices import HALVES
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-HALVES: Final = ("float16", "bfloat16")
-"""Types of two bytes that models are trained in."""
-
-PRECISIONS: Final = ("float32", *HALVES)
-"""What a simulation may be asked for."""
 
 
 def in_precision(tensor: Tensor, precision: str) -> Tensor:

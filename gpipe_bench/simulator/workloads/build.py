@@ -9,9 +9,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpipe_bench.choices import HALVES
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.simulator.workloads.blocks import Costs
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
@@ -96,7 +96,7 @@ def workload_of(
         batch_size: samples of a mini-batch.
         chunks: micro-batches asked for.
         profile: the devices.
-        optimizer: one of :data:`gpipe_bench.simulator.workloads.optimizers.OPTIMIZERS`; None for no update.
+        optimizer: one of :data:`gpipe_bench.choices.OPTIMIZERS`; None for no update.
         masters: whether it updates copies in float32 of weights in a half.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.

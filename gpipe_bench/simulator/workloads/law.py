@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpipe_bench.choices import HALVES
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import ACCUMULATE, FOREACH, Part
 
 _STREAMS: Final = frozenset({"stream", ACCUMULATE, FOREACH})

@@ -12,15 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from gpipe_bench.choices import HALVES, OPTIMIZERS
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
-from gpipe_bench.simulator.tracing.precision import HALVES
 from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts
 
 PROBE: Final = 1000
 """Elements of the parameter that is traced."""
-
-OPTIMIZERS: Final = ("sgd", "momentum", "rmsprop", "adam", "adamw")
-"""``sgd`` without momentum, RMSprop with its defaults, as in the published runs."""
 
 
 @dataclass(frozen=True, slots=True)

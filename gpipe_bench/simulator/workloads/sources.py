@@ -14,12 +14,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gpipe_bench.choices import HALVES
 from gpipe_bench.models.arguments import Argument, Values, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.spec import ModelSpec
 from gpipe_bench.models.table import check_arguments, format_arguments, model_digest, model_spec
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
-from gpipe_bench.simulator.tracing.precision import HALVES, in_precision
+from gpipe_bench.simulator.tracing.precision import in_precision
 from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, SplitTrace
 from gpipe_bench.simulator.workloads.split import SplitLayers
