@@ -73,8 +73,7 @@ def emulate(
     from gpipe_bench.bench.storage.tables import configurations_beside
     from gpipe_bench.emulator.build import obstacle
     from gpipe_bench.errors import UnsupportedError
-    from gpipe_bench.results.rows import Row
-    from gpipe_bench.results.tables import csv_text
+    from gpipe_bench.results.labels import rows_text
     from gpipe_bench.util.files import write_files
 
     check_writable(out)
@@ -82,7 +81,7 @@ def emulate(
         raise UnsupportedError(reason)
     cases = emulated_cases()
     rows = run_cases(cases, lambda own: typer.echo(_emulated(own)), simulation_facts())
-    texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
+    texts = {out: rows_text(rows)}
     write_files({**texts, **configurations_beside(out, [case.configuration for case in cases])})
     typer.echo(f"wrote {out}")
 

@@ -28,8 +28,7 @@ from gpipe_bench.cli.cells import (
 from gpipe_bench.cli.options import Processes, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulated_table import print_simulation
-from gpipe_bench.results.rows import Row
-from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.labels import rows_text
 from gpipe_bench.results.timeline import TimelineEvent
 from gpipe_bench.util.files import check_writable, write_files
 
@@ -96,7 +95,7 @@ def write_results(results: Sequence[RawResult], trace: Path | None, rows: Path |
         write_trace(trace, row.variant, row, [TimelineEvent(**event) for event in result.events], row.reason)
     texts = {out: results_json(results)} if out is not None else {}
     if rows is not None:
-        table = csv_text(Row.columns(), [row.to_dict()])
+        table = rows_text([row])
         texts |= {rows: table, **configurations_beside(rows, [result.configuration])}
     write_files(texts)
     for path in filter(None, (trace, rows, out)):

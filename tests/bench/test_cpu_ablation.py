@@ -11,7 +11,8 @@ from gpipe_bench.bench.experiments.config import SuiteConfig, parse_config
 from gpipe_bench.bench.running.trial import Trial
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.results.outcomes import LOOP, MICROBATCH_LOOP, PAPER, group_rows, way_of
+from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
+from gpipe_bench.results.outcomes import group_rows, way_of
 from tests.bench.cells_of import TINY, cell
 from tests.figures.synthetic import accelerator_ablation, cpu_ablation, cpu_ways
 
