@@ -33,6 +33,17 @@ def test_with_fork_and_join_every_device_goes_from_the_last_microbatch_to_the_fi
     assert orders(checkpoint, flavour, **switches) == [expected] * N
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "first"), [("always", "R3 B3"), ("except_last", "B3")], ids=["always", "except_last"]
+)
+def test_partitions_of_one_device_do_so_too(checkpoint, first):
+    work = workload(M, [task(launches=20)] * N)
+    names = order(run(work, HOST, Settings(checkpoint=checkpoint, devices=(0,) * N)), "RB")
+    for j in range(N):
+        own = " ".join(name[:2] for name in names if name.endswith(f",{j}"))
+        assert own == f"{first} R2 B2 R1 B1 R0 B0"
+
+
 def test_without_fork_and_join_the_last_device_recomputes_everything_first():
     assert orders(fork_join=False)[-1] == "R3 R2 R1 R0 B3 B2 B1 B0"
 

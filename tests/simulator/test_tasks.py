@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.workloads.workload import Kernels
 from tests.simulator.support import MS, Plain, task, workload
 
 
@@ -71,3 +72,11 @@ def test_each_of_them_is_launched_after_the_one_before():
     copy = next(one for one in found.issued if one.kind == "copy")
     # Down until 5 and 15, up until 10 and 20, when the host has issued each.
     assert (copy.start_ns, copy.end_ns) == (0, 20 * MS)
+
+
+def test_what_comes_to_the_last_partition_in_the_next_step_does_not_wait_for_the_loss_of_this_one():
+    #   device 0   F F │ F F            the first partition learns nothing, so that nothing goes back
+    #   device 1     F F loss B B
+    work = workload(2, [task(learns=False), task(returns=(False,))], loss=Kernels(30 * MS, 1))
+    copies = [one for one in tasks(work, checkpoint="never", steps=2) if one[0] == "copy"]
+    assert [start for *_, start, _ in copies] == [10, 20, 30, 40]
