@@ -51,6 +51,7 @@ wildcard_constraints:
     experiment="|".join(PLAN.runs),
     group=rf"(?!published-){GROUP_PATTERN}",
     model="amoebanet-d|unet",
+    part="bubbles|pareto|scaling|timelines",
     sweep="|".join([*PLAN.sweeps, "processes"]),
     table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",
@@ -62,6 +63,7 @@ include: "workflows/rules/ablation.smk"
 include: "workflows/rules/predictions.smk"
 include: "workflows/rules/tables.smk"
 include: "workflows/rules/sweep.smk"
+include: "workflows/rules/schedules.smk"
 include: "workflows/rules/advice.smk"
 include: "workflows/rules/transparency.smk"
 include: "workflows/rules/peers.smk"
