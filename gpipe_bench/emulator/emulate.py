@@ -33,9 +33,9 @@ from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import Plan, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
-from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules import Schedule
 from gpipe_bench.schedules.table import device_count, placement
-from gpipe_bench.simulator.arguments import problems_of
+from gpipe_bench.simulator.arguments import ScheduleLike, problems_of, schedule_problems
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
@@ -84,7 +84,7 @@ def emulate(
     chunks: int = 1,
     checkpoint: str = "except_last",
     components: Components = Components(),  # noqa: B008 - frozen
-    schedule: str | None = None,
+    schedule: ScheduleLike | None = None,
     transfer: str = "direct",
     optimizer: str | None = "sgd",
     profile: str | Path | Profile = "p40",
@@ -104,7 +104,7 @@ def emulate(
         chunks: how many micro-batches a mini-batch is split into; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
-        schedule: the name of a schedule; None: the paper's executor, with autograd's backward pass.
+        schedule: a name, a schedule, or a list of ``(kind, i, j)`` for each device; None: the paper's executor.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile; one per process.
@@ -121,31 +121,36 @@ def emulate(
         CompilerError: the virtual devices do not compile.
         ScheduleError: the schedule does not exist for these numbers.
     """
-    problems = _problems(locals())
-    if problems:
+    if problems := _problems(locals()):
         raise ConfigError(problems)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    homes = placement(schedule or "gpipe", len(balance), device_count(schedule, len(balance)))
+    given = schedule if schedule is None or isinstance(schedule, str | Schedule) else Schedule.of(schedule)
+    homes = _homes(given, len(balance))
     numbers = _numbers(devices, max(homes) + 1)
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
     plan = Plan(
         balance=balance, places=places, homes=homes, chunks=chunks, checkpoint=checkpoint, components=components,
-        schedule=schedule, transfer=transfer, optimizer=optimizer,
+        schedule=given, transfer=transfer, optimizer=optimizer,
     )  # fmt: skip
     work = work_of(model, batch_size, sample, loss, target)
     return _emulated(work, plan, hardware, (batch_size, steps), host_time=host_time)
 
 
+def _homes(schedule: str | Schedule | None, n: int) -> Sequence[int]:
+    """The device of each of n partitions."""
+    if isinstance(schedule, Schedule):
+        return schedule.placement
+    return placement(schedule or "gpipe", n, device_count(schedule, n))
+
+
 def _problems(given: Mapping[str, Any]) -> list[str]:
     """What is wrong about the arguments; some can be simulated and not emulated."""
     shared = {name: value for name, value in given.items() if name not in ("schedule", "steps")}
-    found = [*problems_of(shared, most_devices=MOST, per_partition=False)]
-    steps, schedule, sample = given["steps"], given["schedule"], given["sample"]
+    found = [*problems_of(shared, most_devices=MOST, per_partition=False), *schedule_problems(given["schedule"])]
+    steps, sample = given["steps"], given["sample"]
     if not isinstance(steps, int) or steps < 2:
         found.append(f"steps must be a whole number of at least 2, got {steps!r:.60}; the first is a warm-up")
-    if schedule is not None and (not isinstance(schedule, str) or schedule not in SCHEDULES):
-        found.append(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r:.60}; simulate others")
     if isinstance(sample, tuple):
         found.append(f"sample must be a tensor, got a tuple of {len(sample)}; let the first layer cut it up")
     return found
@@ -225,7 +230,7 @@ def _facts(work: Work, plan: Plan, hardware: Profile, batch_size: int) -> dict[s
         plan.balance,
         hardware,
         backward="scheduled" if plan.schedule else "autograd",
-        schedule=plan.schedule or "gpipe",
+        schedule="own" if isinstance(plan.schedule, Schedule) else plan.schedule or "gpipe",
         transfer=plan.transfer,
         chunks=plan.chunks,
         checkpoint=plan.checkpoint,

@@ -19,6 +19,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
+from gpipe_bench.schedules import Schedule
 from gpipe_bench.simulator.tracing.specs import meta_twin
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer
@@ -82,7 +83,7 @@ class Plan:
         chunks: micro-batches.
         checkpoint: ``always``, ``except_last`` or ``never``.
         components: of the engine.
-        schedule: its name; None: the paper's executor.
+        schedule: it or its name; None: the paper's executor.
         transfer: ``direct`` or ``host``.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
     """
@@ -93,7 +94,7 @@ class Plan:
     chunks: int
     checkpoint: str
     components: Components
-    schedule: str | None
+    schedule: str | Schedule | None
     transfer: str
     optimizer: str | None
 
@@ -132,8 +133,7 @@ class Training:
         self._inputs = torch.empty_like(work.inputs, device=first)
         self._target = None if work.target is None else torch.empty_like(work.target, device=last)
         self._loss = work.loss
-        # Where backward passes begin before the last forward pass, there is no output to call backward() on.
-        self._whole = plan.schedule in (None, "gpipe")
+        self._whole = plan.schedule is None
         self._optimizer = make_optimizer(plan.optimizer, self.pipe.parameters()) if plan.optimizer else None
 
     def step(self) -> None:

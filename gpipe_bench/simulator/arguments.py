@@ -49,7 +49,7 @@ def check_request(given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: all problems at once.
     """
-    problems = [*problems_of(given), *_schedule(given["schedule"])]
+    problems = [*problems_of(given), *schedule_problems(given["schedule"])]
     if problems:
         raise ConfigError(problems)
 
@@ -101,7 +101,8 @@ def _devices(devices: Any, most: int, partitions: Any) -> Iterator[str]:
         yield f"devices must be one per partition, got {len(devices)} for {len(partitions)}; name each, or none"
 
 
-def _schedule(schedule: object) -> Iterator[str]:
+def schedule_problems(schedule: object) -> Iterator[str]:
+    """Why something is no schedule; whether it can run shows later."""
     rule = f"schedule must be one of {', '.join(SCHEDULES)}, a Schedule, or a list of (kind, i, j) per device"
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:
