@@ -57,6 +57,7 @@ wildcard_constraints:
     evidence="emulated|simulated",
     experiment="|".join(PLAN.runs),
     group=rf"(?!published-){GROUP_PATTERN}",
+    part="bubbles|pareto|scaling|timelines",
     sweep="|".join([*PLAN.sweeps, "processes"]),
     table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",
@@ -77,6 +78,7 @@ include: "workflows/rules/ablation.smk"
 include: "workflows/rules/predictions.smk"
 include: "workflows/rules/tables.smk"
 include: "workflows/rules/sweep.smk"
+include: "workflows/rules/schedules.smk"
 include: "workflows/rules/advice.smk"
 include: "workflows/rules/peers.smk"
 include: "workflows/rules/figures.smk"

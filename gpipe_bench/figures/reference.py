@@ -19,6 +19,7 @@ from gpipe_bench.figures.host_time import host_time_figure
 from gpipe_bench.figures.peers import peers_figure
 from gpipe_bench.figures.published_tables import printed_metric, published_tables_figure
 from gpipe_bench.figures.race import read_race
+from gpipe_bench.figures.schedule_parts import draw_schedules
 from gpipe_bench.figures.shares import shares_figure
 from gpipe_bench.figures.style import draw
 from gpipe_bench.figures.sweep import sweep_figure
@@ -71,6 +72,9 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
     if figure.kind == "timelines":
         events, (head, *_) = figure.table.with_name(f"{figure.table.stem}_events.csv"), read_rows(figure.table)
         return draw_timelines(events, figure.table, stem, head.evidence)
+    if figure.kind == "schedules":
+        beside = figure.table.parents[2] / "simulated" / figure.table.parent.name / figure.table.name
+        return draw_schedules(figure.table, stem, figure.name.rpartition("_")[2], beside)
     if figure.kind == "peers":
         return draw(peers_figure, read_race(figure.table), stem)
     if figure.kind == "host":

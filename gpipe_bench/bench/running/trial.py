@@ -62,8 +62,7 @@ class Trial:
         self.devices = list(self.pipe.devices)
         self._batch, self._target = batch.to(self.devices[0]), target.to(self.devices[-1])
         self._loss = spec.loss
-        # Where backward passes begin before the last forward pass, there is no output to call backward() on.
-        self._whole = cell.schedule in (None, "gpipe") and ranks.size == 1
+        self._whole = cell.backward == "autograd"
         self._parameters = list(self.pipe.parameters())
 
     def step(self) -> None:
