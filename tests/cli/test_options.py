@@ -104,7 +104,6 @@ def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, ca
         (("run", "--repeat", 3, "--repeats", 1, "--variant", "dep-str-x", "--out", "a.json"), "repeat: 3 is not used"),
         (("transparency", "run", "unet", "--seed", 3, "--seeds", 1, "--out", "a.json"), "seed: 3 is not used"),
         (("gpu", "--tiny", "--config", "c.yaml", "--device", "cpu", "--out", "gpu"), "config: not used"),
-        (("gpu", "--no-tests", "--tests", "t", "--device", "cpu", "--out", "gpu"), "tests: t is not used"),
     ],
 )
 def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, capsys, monkeypatch):
