@@ -51,9 +51,6 @@ def run(
     repeats: Annotated[
         int, typer.Option(min=0, max=_MOST_REPEATS, help="Run so many, each in a fresh process; 0: one in this.")
     ] = 0,
-    key: Annotated[
-        str, typer.Option(help="Repeats that an interrupted call left are kept if theirs is the same.")
-    ] = "",
 ) -> None:
     """Measure a cell, or each one in a file, and write the raw results: a repeat in this process, or several in others.
 
@@ -77,7 +74,7 @@ def run(
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats or len(chosen) > 1:
-        _run_repeats(chosen, repeats or 1, out, key)
+        _run_repeats(chosen, repeats or 1, out)
     else:
         _run_once(chosen[0], repeat, out)
 
@@ -119,12 +116,11 @@ def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: in
         typer.echo(_words(result))
 
 
-def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path, key: str) -> None:
+def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None:
     from gpipe_bench.bench.running.repeats import run_repeats
-    from gpipe_bench.bench.storage.kept import KeptParts
     from gpipe_bench.bench.storage.raw import results_json
 
-    kept, steps, results = KeptParts.beside(out, key), count(1), []
+    steps, results = count(1), []
     with progress("measuring") as task:
 
         def report(result: RawResult) -> None:
@@ -132,9 +128,8 @@ def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path, key: st
             task.step(next(steps), repeats * len(cells))
 
         for cell in cells:
-            results += run_repeats(cell, repeats, kept, report)
+            results += run_repeats(cell, repeats, report)
     write_files({out: results_json(results)})
-    kept.remove()
 
 
 def _say(result: RawResult, task: Progress) -> None:

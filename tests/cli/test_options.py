@@ -23,27 +23,17 @@ def called(arguments, capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("balance", "--by", "time", "--partitions", "2", *SMALL, "--timeout", "inf"),
         ("balance", "--by", "time", "--partitions", "2", *SMALL, "--timeout", "nan"),
-        ("balance", "--by", "size", "--partitions", "2", *SMALL, "--param-scale", "inf"),
-        ("balance", "--by", "size", "--partitions", "2", *SMALL, "--batch-size", 10**30),
         ("balance", "--partitions", NINES, *SMALL),
-        ("balance", "--partitions", "2", "--chunks", 10**30, *SMALL),
         ("gpu", "--device", "cpu", "--budget-s", "inf", "--out", "gpu"),
-        ("run", "--repeats", 10**30, "--out", "a.json"),
         ("run", "--repeat", NINES, "--out", "a.json"),
         ("figure", "tables", "--rows", SPEED, "--out", ""),
-        ("figure", "tables", "--rows", SPEED, "--out", "/"),
-        ("figure", "tables", "--rows", SPEED, "--out", "."),
-        ("figure", "tables", "--rows", SPEED, "--out", "a/.."),
         ("figure", "tables", "--rows", SPEED, "--out", LONG),
-        ("simulate-published", "unet-speed", "--out", LONG),
         ("datapackage", "take", LONG, "--folder", "f"),
-        ("compare", SPEED, LONG),
         ("table", "--rows", LONG),
         ("simulate", "--trace", LONG),
-        ("advise", "--rows", LONG),
-        ("report", "--out", LONG),
+        ("simulate", "--profile", LONG),
+        ("simulate", "--model-args", f"depth={NINES}"),
     ],
 )  # fmt: skip
 def test_a_value_beyond_its_limits_is_one_short_line(arguments, tmp_path, capsys, monkeypatch):
@@ -110,7 +100,6 @@ def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, ca
     [
         (("run", "--repeat", 3, "--repeats", 1, "--variant", "dep-str-x", "--out", "a.json"), "repeat: 3 is not used"),
         (("gpu", "--tiny", "--config", "c.yaml", "--device", "cpu", "--out", "gpu"), "config: not used"),
-        (("gpu", "--no-tests", "--tests", "t", "--device", "cpu", "--out", "gpu"), "tests: t is not used"),
     ],
 )
 def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, capsys, monkeypatch):

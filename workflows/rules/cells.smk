@@ -40,7 +40,7 @@ rule run_cell:
         torch=version("torch"),
     shell:
         "python -m gpipe_bench run --cells {input.cells:q} --only {wildcards.cell:q} --repeats {params.repeats:q}"
-        " --key {params.sources:q}-{params.torch:q} --out {output:q} > {log:q} 2>&1"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate:

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from gpipe_bench import choices
 from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, ProcessSweep, SimulatedSweep
 from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell, MeasuredSettings
@@ -30,7 +31,7 @@ Repeats = Annotated[
 ]
 OtherRepeats = Annotated[int, Field(strict=True, ge=1, le=1000, description="runs of each other variant")]
 Transfer = Annotated[
-    Literal["auto", "direct", "host"],
+    Literal["auto", choices.Transfer],
     Field(description="how tensors cross partitions; auto: host where some share a device"),
 ]
 
@@ -47,7 +48,7 @@ class Workload(MeasuredSettings):
         """A cell for each variant on the devices of ``machine``, at most those of the schedule."""
         devices = min(machine.count, self.schedule_devices)
         # Within one device nothing would have to move, and what portals and copy streams do would not show.
-        fitting: Literal["direct", "host"] = "host" if devices < self.schedule_devices else "direct"
+        fitting = "host" if devices < self.schedule_devices else "direct"
         transfer = fitting if self.transfer == "auto" else self.transfer
         place = {"transfer": transfer, "device": machine.device, "devices": devices}
         for label in labels_of(self.variants):

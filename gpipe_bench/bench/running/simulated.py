@@ -98,14 +98,8 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
     balance: Sequence[int] = cell.balance or simulated_balance(cell)
     step = simulate(
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
+        **cell.arguments(),
         balance=balance,
-        batch_size=cell.batch_size,
-        chunks=cell.chunks,
-        checkpoint=cell.checkpoint,
-        components=cell.components,
-        schedule=cell.schedule,
-        transfer=cell.transfer,
-        optimizer=cell.optimizer,
         profile=hardware,
         precision=cell.precision,
         masters=cell.masters,

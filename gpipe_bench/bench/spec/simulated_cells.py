@@ -110,6 +110,11 @@ class VirtualCell(HardwareSettings, PipelineCell):
         """The name of the profile."""
         return readable(self.hardware)
 
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``simulate`` and ``emulate`` that it decides, but model and balance."""
+        names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer")
+        return {name: getattr(self, name) for name in names}
+
     def settings(self) -> dict[str, Any]:
         """All settings but the kind of evidence."""
         data = super().settings()
