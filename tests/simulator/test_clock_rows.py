@@ -12,12 +12,9 @@ from gpipe_bench.components import Components
 from gpipe_bench.program import Plan, run_forward
 from gpipe_bench.schedule import CHECKPOINT_MODES
 from gpipe_bench.schedules import KINDS as ACTION_KINDS
-from gpipe_bench.simulator.clock import lowering
 from gpipe_bench.simulator.clock.program_rows import program_rows
-from gpipe_bench.simulator.clock.settings import Settings
-from gpipe_bench.simulator.clock.shared import ACTIONS, KINDS, STEPS, Input
+from gpipe_bench.simulator.clock.shared import ACTIONS, KINDS, STEPS
 from gpipe_bench.timeline import KINDS as TIMELINE_KINDS
-from tests.simulator.support import Plain, task, workload
 
 
 class Noted:
@@ -83,10 +80,3 @@ def test_rows_are_the_program_in_any_plan(m, n, components, checkpoint, arrivals
 def test_both_languages_have_the_same_kinds():
     assert tuple(ACTIONS) == ACTION_KINDS
     assert KINDS == TIMELINE_KINDS
-
-
-def test_the_input_has_every_number_and_column(monkeypatch):
-    given = {}
-    monkeypatch.setattr(lowering, "filled", lambda *found: given.update(found[0], **found[1]) or (Input(), []))
-    lowering.Lowered(workload(4, [task()] * 2), Plain(), Settings())
-    assert {*given} == {name for name, _ in Input._fields_}

@@ -55,25 +55,6 @@ def test_without_fork_and_join_the_pipeline_fills_late(m, measured):
 
 
 @EXAMPLES
-@given(m=st.integers(1, 9), n=st.integers(1, 6), forward=st.integers(1, 50), backward=st.integers(1, 50))
-def test_free_copies_and_no_checkpoints_give_the_textbook_pipeline(m, n, forward, backward):
-    work = workload(m, [task(forward, backward)] * n)
-    found = run(work, Plain(copy=0), Settings(checkpoint="never")).makespan_ns
-    assert found == (m + n - 1) * (forward + backward)
-
-
-@EXAMPLES
-@given(m=st.integers(1, 9), tasks=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=6))
-def test_an_unbalanced_pipeline_takes_the_sum_and_the_slowest_again(m, tasks):
-    # Per direction: one micro-batch goes all the way, the others queue at the slowest partition.
-    work = workload(m, [task(forward, backward) for forward, backward in tasks])
-    found = run(work, Plain(copy=0), Settings(checkpoint="never")).makespan_ns
-    closed = sum(map(sum, tasks)) + (m - 1) * sum(max(times) for times in zip(*tasks, strict=True))
-    slowest = max((m * sum(times) for times in tasks), default=0)
-    assert max(slowest, closed - (m - 1) * max(map(sum, tasks))) <= found <= closed
-
-
-@EXAMPLES
 @given(
     m=st.integers(1, 6),
     n=st.integers(1, 4),

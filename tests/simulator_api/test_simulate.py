@@ -193,16 +193,6 @@ def test_sizes_are_written_so_that_they_differ():
     assert gib_texts(21.991, 21.978, 2) == ("21.99 GiB", "21.98 GiB")
 
 
-def test_how_much_a_run_needs(cache):
-    layers = nn.Sequential(*(nn.Linear(2**12, 2**12, device="meta") for _ in range(4)))
-    sample = torch.empty(1, 2**12, device="meta")
-    options = {"balance": [1] * 4, "batch_size": 2**16, "chunks": 16, "sample": sample, "checkpoint": "never"}
-    whole = simulate(layers, **options, profile=of_memory(10**6), cache=cache)
-    small = of_memory(whole.devices[0].peak_live_gib / 2)
-    shortage = simulate(layers, **options, profile=small, cache=cache).shortage
-    assert shortage.needed_gib == whole.devices[shortage.device].peak_live_gib
-
-
 def test_the_row_says_all(unet):
     row = unet(components=Components.from_label("dep-str-x"), flavour="published").row(experiment="e", repeat=0)
     assert isinstance(row, Row)
