@@ -90,12 +90,3 @@ def test_without_a_barrier_a_copy_waits_for_its_sender_alone():
         return run(work, Plain(copy=3_000_000), chosen).makespan_ns
 
     assert makespan("barrier") < makespan()
-
-
-def test_without_zeros_recomputations_leave_the_thread_of_their_device():
-    work = workload(4, [heavy(launches=50)] * 3)
-    peaks = [
-        sum(run(work, HOST, Settings(BASELINE, "always", "published", seed=None, left_out=left_out)).peak_live_bytes)
-        for left_out in (frozenset(), frozenset({"zeros"}))
-    ]
-    assert peaks[0] != peaks[1]
