@@ -59,7 +59,7 @@ def cells_table(*tables: str) -> Callable[[Sequence[Record]], str]:
 
 
 def errors_table(records: Sequence[Record]) -> str:
-    """A line per benchmark: how many cells were predicted, their mean absolute error, the largest; held-out ones apart."""
+    """A line per benchmark: cells predicted, mean absolute error, largest error; those held out are apart."""
     known = [record for record in records if record["error_fraction"]]
     predicted = [record for record in known if record["role"] == "predicted"]
     held_out = [record for record in known if record["role"] == "held_out"]
