@@ -22,7 +22,6 @@ from tests.engine.support import (
 
 M, N = 8, 4
 pytestmark = pytest.mark.usefixtures("no_gc")
-both_workers = pytest.mark.parametrize("workers", ["always", "never"])
 
 
 class Held(torch.autograd.Function):
