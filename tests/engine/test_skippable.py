@@ -17,8 +17,6 @@ from gpipe_bench.skip import Namespace, Skippable, isolate, pop, skippable, stas
 from gpipe_bench.skip.tracker import LocalTracker, current_tracker, use_tracker
 from tests.engine.support import Pop, Stash, on_cpu
 
-pytestmark = pytest.mark.usefixtures("either_backward")
-
 X = torch.arange(4.0).view(2, 2)
 
 
