@@ -118,21 +118,25 @@ def emulate(
         CompilerError: the virtual devices do not compile.
         ScheduleError: the schedule does not exist for these numbers.
     """
-    request = EmulationRequest(
+    return _answer(EmulationRequest(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile,
         devices=devices, sample=sample, loss=loss, target=target, steps=steps, host_time=host_time,
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def _answer(request: EmulationRequest) -> Emulation:
+    """Train and replay."""
     request.check()
-    numbers = _numbers(devices, max(request.homes) + 1)
+    numbers = _numbers(request.devices, max(request.homes) + 1)
     hardware = request.hardware
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
     work = work_of(request)
     trace, spans = _trained(work, request, places)
-    m = len(microbatch_sizes(batch_size, chunks))
+    m = len(microbatch_sizes(request.batch_size, request.chunks))
     base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, request, hardware, places))
-    replayed = replay(trace, HardwareMachine(hardware), host_time=host_time)
+    replayed = replay(trace, HardwareMachine(hardware), host_time=request.host_time)
     if replayed.shortage:
         return _out_of_memory(base, replayed.memory, replayed.shortage)
     each = tuple(_steps(base, replayed, spans, tuple(numbers[home] for home in request.homes)))

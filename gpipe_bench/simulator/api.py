@@ -83,8 +83,7 @@ def simulate(
         chunks: micro-batches of a mini-batch; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
-        schedule: a name of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each device,
-            which orders all passes as ``pipe.step`` runs them. None: autograd orders the backward pass.
+        schedule: as ``GPipe`` takes it, ordering all passes; None: autograd orders the backward pass.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         masters: whether the optimizer keeps weights that are halves in float32, too.
@@ -103,21 +102,18 @@ def simulate(
 
     Raises:
         ConfigError: arguments are wrong, all of which it lists, or the engine would refuse the module.
-        BalanceError, ScheduleError: the balance does not fit the layers; the schedule does not exist, or cannot run.
-        SkipLayoutError, TraceError: skips do not match, or a layer does not run on tensors without values.
+        BalanceError, ScheduleError, SkipLayoutError, TraceError: it does not fit the layers, or one does not run.
     """
-    request = SimulationRequest(
-        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
+    return _answer(SimulationRequest(
+        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint, cache=cache,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters,
         profile=profile, devices=devices, hosts=hosts, network=network, sample=sample, loss=loss, target=target,
-        precision=precision, flavour=flavour, steps=steps, memory=memory, cache=cache,
-    )  # fmt: skip
-    request.check()
-    return _answer(request)
+        precision=precision, flavour=flavour, steps=steps, memory=memory))  # fmt: skip
 
 
 def _answer(request: SimulationRequest) -> Simulation:
-    """The simulation of a request that was checked."""
+    """The simulation of a request."""
+    request.check()
     model, balance, schedule, hardware = request.model, request.balance, request.schedule, request.hardware
     _check_module(model)
     settings = Settings(
