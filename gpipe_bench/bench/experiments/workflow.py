@@ -49,6 +49,7 @@ class Plan:
         loss_margin: the same of losses.
         advice: for each request for advice the options of ``advise``.
         advice_models: for each request a digest of the files of its model, if that is the user's own.
+        unverified: experiments that take too long for ``verify``.
         racing: options of ``peers run``.
         racing_gpus: the accelerators that the race needs.
     """
@@ -65,6 +66,7 @@ class Plan:
     loss_margin: float = 0.0
     advice: dict[str, list[str]] = field(default_factory=dict)
     advice_models: dict[str, str] = field(default_factory=dict)
+    unverified: list[str] = field(default_factory=list)
     racing: list[str] = field(default_factory=list)
     racing_gpus: int = 0
 
@@ -160,6 +162,7 @@ class Plan:
     def verified(self) -> list[str]:
         """The experiments and requests for advice with a simulated reference table."""
         known = {path.stem for path in reference_tables() if path.parent.parent.name == "simulated"}
+        known -= {*self.unverified}
         return [name for name in (*self.runs, *map(_advice_table, self.advice)) if name in known]
 
     @property
@@ -232,6 +235,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         suite.transparency.loss_margin,
         {name: request.arguments() for name, request in suite.advice.items()},
         {name: model_digest(request.model) for name, request in suite.advice.items()},
+        [name for name, experiment in experiments.items() if not experiment.verified],
         ["--device", machine.device, *suite.peers.changes()],
         0 if machine.device == "cpu" else machine.count,
     )
