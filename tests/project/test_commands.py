@@ -39,6 +39,7 @@ NOT_RUN = {
     "gpipe-bench profile": "measures a GPU; tests/bench/test_device_profile.py rehearses it on the CPU",
     "gpipe-bench peers run": "wants the optional packages; tests/peers rehearse it",
     "gpipe-bench peers emulate": "wants the optional packages, and the one accelerator of a process",
+    "gpipe-bench schedule emulate": "takes the one accelerator of a process; tests/cli/test_schedule.py runs it",
     "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",
     "gpipe-bench report --results results/reference": "tests/report/test_sources.py renders the reference results",
     "gpipe-bench datapackage check": "17 s; tests/datapackage/test_check.py checks the reference results",
