@@ -34,7 +34,6 @@ _COMMANDS: Final = {
     "predictions": ("predictions.predictions", _CHOOSE),
     "run": ("measure.run", _MEASURE),
     "gpu": ("gpu.gpu", _MEASURE),
-    "peers": ("peers.app", _MEASURE),
     "profile": ("measure.profile", _MEASURE),
     "config": ("config.app", _MEASURE),
     "table": ("results.table", _RESULTS),

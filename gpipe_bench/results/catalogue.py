@@ -80,6 +80,3 @@ def _figures(table: Path) -> Iterator[ReferenceFigure]:
         yield ReferenceFigure("why", table, place, table.stem.replace("sweep_", "why_", 1))
     elif table.stem.startswith("advice"):
         yield ReferenceFigure("advice", table, place, table.stem)
-    elif table.stem == "peers":
-        yield ReferenceFigure("peers", table, place, "peers")
-        yield ReferenceFigure("host", table, place, "peers_host")

@@ -7,12 +7,8 @@ import pytest
 from gpipe_bench.cli import main
 
 NINES, LONG, BRACKETS = "9" * 5000, "a" * 300, "[" * 3000
-RACE = ("peers", "run", "--out", "{out}/p.csv", "--set")
 CELLS = ("simulate-cells", "--out", "{out}/s.json", "--cell")
 CASES = {
-    "digits of a race": ((*RACE, f"seed={NINES}"), "--set seed must be a whole number, got '999"),
-    "nesting of a race": ((*RACE, f"seed={BRACKETS}"), "--set seed must be a whole number, got '[[["),
-    "infinity of a race": ((*RACE, "probe_s=Infinity"), "--set probe_s must be a finite number, got inf"),
     "digits of a cell": ((*CELLS, f"partitions={NINES}"), "partitions of --cell must be a whole number, got '999"),
     "cells without end": ((*CELLS, "chunks=1000000000"), "chunks of --cell must be at most 65536, got 1000000000"),
     "digits of a model": (("simulate", "--model-args", f"depth={NINES}"), "depth of unet must be an integer"),

@@ -43,8 +43,8 @@ class Plan:
             reference results hold.
         advice: for each request for advice the options of ``advise``.
         advice_models: for each request a digest of the files of its model, if that is the user's own.
-        racing: options of ``peers run``.
-        racing_gpus: the accelerators that the race needs.
+        device: where to measure.
+        gpus: how many accelerators there are; 0 on a CPU.
     """
 
     runs: dict[str, list[CellRun]]
@@ -56,8 +56,8 @@ class Plan:
     parts: list[str] = field(default_factory=list)
     advice: dict[str, list[str]] = field(default_factory=dict)
     advice_models: dict[str, str] = field(default_factory=dict)
-    racing: list[str] = field(default_factory=list)
-    racing_gpus: int = 0
+    device: str = "cpu"
+    gpus: int = 0
 
     @property
     def arguments(self) -> dict[str, list[str]]:
@@ -210,7 +210,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         [*_parts(experiments), *_parts_of_advice(suite)],
         {name: request.arguments() for name, request in suite.advice.items()},
         {name: model_digest(request.model) for name, request in suite.advice.items()},
-        ["--device", machine.device, *suite.peers.changes()],
+        machine.device,
         0 if machine.device == "cpu" else machine.count,
     )
 
