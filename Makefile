@@ -55,6 +55,7 @@ reference: ## run every experiment, take the results into results/reference, dra
 	@$(BIN)/python -m gpipe_bench datapackage take results
 	@$(BIN)/python -m gpipe_bench figure reference --out figures/reference
 	@$(BIN)/python -m studies.training reference
+	@$(BIN)/python -m studies.peers reference
 	@$(BIN)/python -m scripts.tables
 
 tables: ## write the tables of README and docs from results/reference

@@ -14,6 +14,7 @@ from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, make_plan, nam
 from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.util.processes import PROCESSES, usable_processes
 from snakemake.utils import min_version
+from studies.peers.settings import read_settings as race_settings
 from studies.training.settings import read_settings as training_settings
 
 min_version("9.14")
@@ -30,6 +31,7 @@ FILES = sorted(workflow.configfiles, key=workflow.overwrite_configfiles.count)
 
 try:
     PLAN = make_plan(config, FILES)
+    race_settings(config.get("peers", {}))
     training_settings(config.get("transparency", {}))
 except GpipeBenchError as error:
     # As on the command line: a line per problem and exit status 2, not Snakemake's frame around them and its status 1.
@@ -73,6 +75,16 @@ module training:
 use rule * from training
 
 
+module peers:
+    snakefile:
+        "studies/peers/peers.smk"
+    config:
+        {"settings": config.get("peers", {}), "device": PLAN.device, "gpus": PLAN.gpus}
+
+
+use rule * from peers
+
+
 include: "workflows/rules/cells.smk"
 include: "workflows/rules/ablation.smk"
 include: "workflows/rules/predictions.smk"
@@ -80,7 +92,6 @@ include: "workflows/rules/tables.smk"
 include: "workflows/rules/sweep.smk"
 include: "workflows/rules/schedules.smk"
 include: "workflows/rules/advice.smk"
-include: "workflows/rules/peers.smk"
 include: "workflows/rules/figures.smk"
 include: "workflows/rules/verify.smk"
 include: "workflows/rules/report.smk"

@@ -9,8 +9,6 @@ imports those above it in this list:
     published       what others published, and their tables run again
     datapackage     the descriptor of a folder of results
     evaluation      from raw results to tables, statistics, comparisons and verdicts
-    transparency    training with and without the pipeline on real data
-    peers           the race of the engine and other pipelines
     advice          the best settings of a model, by simulation
     experiments     the configuration of the suite, and what workflow and session make of it
 """

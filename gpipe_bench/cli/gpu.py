@@ -11,7 +11,6 @@ import typer
 from gpipe_bench.bench.evaluation.summary import print_summary
 from gpipe_bench.bench.experiments.config import SuiteConfig, load_config
 from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, session_runs
-from gpipe_bench.bench.peers.settings import SHORT
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.cli.options import check_device, named, number, tell
 from gpipe_bench.cli.progress import progress
@@ -41,7 +40,8 @@ def gpu(
     check_device(device)
     ablation = (load_config(config) if config else SuiteConfig()).ablation
     workload = TINY if tiny else ablation.cuda if device == "cuda" else ablation.cpu
-    race = ("--quick", "--set", 'contenders=["engine-scheduled","torchgpipe"]') if tiny else SHORT.changes()
+    few = "{contenders: [engine-scheduled, torchgpipe]}"
+    race = ("--preset", "quick", "--settings", few) if tiny else ("--preset", "short")
     runs = session_runs(workload, Machine(device, 1))
     raise typer.Exit(run_session(SessionPlan(out, runs, device, budget_s, race, bundle)))
 

@@ -65,7 +65,7 @@ def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wro
     from gpipe_bench.figures.tables import is_race, read_rows
 
     if is_race(rows):
-        other = f"draw it with `peers figure --rows {rows}`, or compare two races with `compare`"
+        other = "the study of peers draws it, and `compare` compares two of them"
         raise ConfigError([f"rows must be those of an experiment, got the race of peers in {rows}; {other}"])
     print_summary(read_rows(rows, _TABLE_COLUMNS), result_files(rows))
 

@@ -15,10 +15,7 @@ from matplotlib.figure import Figure
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ablation_figure
 from gpipe_bench.figures.advice import advice_figure
-from gpipe_bench.figures.host_time import host_time_figure
-from gpipe_bench.figures.peers import peers_figure
 from gpipe_bench.figures.published_tables import printed_metric, published_tables_figure
-from gpipe_bench.figures.race import read_race
 from gpipe_bench.figures.schedule_parts import draw_schedules
 from gpipe_bench.figures.shares import shares_figure
 from gpipe_bench.figures.style import draw
@@ -75,10 +72,6 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
     if figure.kind == "schedules":
         beside = figure.table.parents[2] / "simulated" / figure.table.parent.name / figure.table.name
         return draw_schedules(figure.table, stem, figure.name.rpartition("_")[2], beside)
-    if figure.kind == "peers":
-        return draw(peers_figure, read_race(figure.table), stem)
-    if figure.kind == "host":
-        return draw(host_time_figure, read_race(figure.table), stem)
     rows = read_rows(figure.table)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = _with_twins(rows, figure.table)

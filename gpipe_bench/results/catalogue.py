@@ -77,9 +77,6 @@ def _figures(table: Path) -> Iterator[ReferenceFigure]:
         yield from _schedule_figures(table, place)
     elif table.stem.startswith("advice"):
         yield ReferenceFigure("advice", table, place, table.stem)
-    elif table.stem == "peers":
-        yield ReferenceFigure("peers", table, place, "peers")
-        yield ReferenceFigure("host", table, place, "peers_host")
 
 
 def _ablation_figures(table: Path, place: str) -> Iterator[ReferenceFigure]:

@@ -15,7 +15,10 @@ from gpipe_bench.util.processes import PROCESSES
 from studies.command import SettingsText, run_app, settings_data
 from studies.training.settings import Workload, read_settings
 
-app = typer.Typer(help="Train on real images with and without the pipeline, and say what differs and why.")
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    help="Train on real images with and without the pipeline, and say what differs and why.",
+)
 
 
 @app.command()

@@ -85,16 +85,16 @@ def test_a_run_that_outlasts_the_budget_is_stopped(tmp_path, monkeypatch):
     [
         ("pass", "done"),
         ("raise SystemExit(3)", "failed with exit status 3, see log.txt"),
-        ("import signal; signal.pause()", "stopped after 1 s; finished cases are in race"),
+        ("import signal; signal.pause()", "stopped after 1 s"),
     ],
 )
 def test_the_race_has_its_time_and_no_say_in_the_rest(tmp_path, monkeypatch, code, said):
-    monkeypatch.setattr("gpipe_bench.bench.experiments.session._PACKAGE", (sys.executable, "-c", code))
+    monkeypatch.setattr("gpipe_bench.bench.experiments.session._RACE", (sys.executable, "-c", code))
     monkeypatch.setattr("gpipe_bench.bench.experiments.session._RACE_S", 1.0 if "pause" in code else 60.0)
-    under_way, lines = session(tmp_path, race=["--quick"])
+    under_way, lines = session(tmp_path, race=["--preset", "quick"])
     assert under_way.race() == said
     assert lines == [f"race of peers: {said}"]
-    assert "peers run --device cpu --quick --out" in (tmp_path / "log.txt").read_text()
+    assert "run --device cpu --preset quick --out" in (tmp_path / "log.txt").read_text()
     assert session(tmp_path)[0].race() == "not run: not asked for"
 
 

@@ -62,21 +62,6 @@ def test_on_a_terminal_a_line_shows_progress_and_standard_output_has_results_alo
     assert "racing case x: 1 of 4, 0 s used, about 0 s left" in shown
 
 
-def test_the_race_says_what_it_does():
-    """Between what is timed, and with what is done and in all."""
-    from gpipe_bench.bench.peers.race import _Rounds
-
-    said = []
-    rounds = _Rounds(6, lambda *words: said.append(words))
-    rounds.begin("case 1 of 2 (x)")
-    rounds.done += 1
-    rounds.say("round 2 of 3, torchgpipe")
-    assert said == [
-        (0, 6, "case 1 of 2 (x), getting ready"),
-        (1, 6, "case 1 of 2 (x), round 2 of 3, torchgpipe"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [

@@ -24,7 +24,6 @@ COMMANDS = {
     "simulated/p40/ablation_events.csv": [
         ("figure", "timelines", "--rows", "ROWS", "--events", "TABLE", "--out", "OUT")
     ],
-    f"{AMD}/peers.csv": [("peers", "figure", "--rows", "TABLE", "--out", "OUT")],
     "published/published.csv": [("published", "--folder", "FOLDER", "--out", "OUT")],
 }
 

@@ -34,7 +34,7 @@ def redrawn(tmp_path_factory):
 
 def files(folder):
     """Those of studies are drawn, and looked at, elsewhere."""
-    own = (path for path in sorted(folder.rglob("*.*")) if not path.name.startswith("transparency_"))
+    own = (path for path in sorted(folder.rglob("*.*")) if not path.name.startswith(("peers", "transparency_")))
     return {path.relative_to(folder): path.read_bytes() for path in own}
 
 

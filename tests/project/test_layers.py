@@ -75,7 +75,7 @@ EXCEPTIONAL = {
 FOLDERS = {
     "simulator": (*("tracing", "hardware", "workloads", "memory", "clock", "published"),),
     "bench": (
-        *("spec", "storage", "running", "published", "datapackage", "evaluation", "peers", "advice"),
+        *("spec", "storage", "running", "published", "datapackage", "evaluation", "advice"),
         "experiments",
     ),
 }

@@ -11,7 +11,6 @@ from pydantic import Field
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.experiments.experiments import Ablation, Sweeps
 from gpipe_bench.bench.experiments.schedules import ScheduleComparison
-from gpipe_bench.bench.peers.settings import PeersSettings
 from gpipe_bench.bench.published.tables import MemoryTables, SpeedTables
 from gpipe_bench.bench.spec.cells import CellRun, distinct_runs
 from gpipe_bench.bench.spec.experiment import Experiment
@@ -61,9 +60,9 @@ class SuiteConfig(Section):
     transparency: Annotated[
         dict[str, Any], Field(description="training on real images: settings of the study, see studies/training")
     ] = _DEFAULTS
-    peers: Annotated[PeersSettings, Field(description="the engine beside other pipelines and the plain module")] = (
-        PeersSettings()
-    )
+    peers: Annotated[
+        dict[str, Any], Field(description="the race of peers: settings of the study, see studies/peers")
+    ] = _DEFAULTS
 
     def problems(self) -> Iterator[Problem]:
         """Names of requests are parts of file names."""

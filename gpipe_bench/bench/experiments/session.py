@@ -28,6 +28,7 @@ from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.data import checkout_folder
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.outcomes import typical
 from gpipe_bench.results.rows import Row
@@ -62,7 +63,7 @@ class SessionPlan:
         runs: the runs of the ablation, most important first.
         device: device of the profile, such as ``cuda``.
         budget_s: seconds for everything.
-        race: options of ``peers run``; None for no race.
+        race: options of the race of peers; None for no race.
         bundle: whether to pack the folder at the end.
     """
 
@@ -108,7 +109,7 @@ class Session:
     def profile(self) -> str:
         """Profile the device into ``profile.yaml``; returns ``done``, or what else."""
         out = self.plan.out / "profile.yaml"
-        outcome = self._run(["profile", "--device", self.plan.device, "--out", str(out)], _PROFILE_S)
+        outcome = self._run([*_PACKAGE, "profile", "--device", self.plan.device, "--out", str(out)], _PROFILE_S)
         return self._note("profile", "device profile", outcome)
 
     def race(self) -> str:
@@ -119,15 +120,17 @@ class Session:
         out, options = self.plan.out / "race" / "peers.csv", self.plan.race
         if options is None:
             return self._note("race", "race of peers", _NOT_ASKED)
-        command = ["peers", "run", "--device", self.plan.device, *options, "--out", str(out)]
-        outcome = self._run(command, _RACE_S, stopped=f"; finished cases are in {out.parent.name}")
-        return self._note("race", "race of peers", outcome)
+        root = checkout_folder()
+        if root is None:
+            return self._note("race", "race of peers", "not run: an installed package has no studies")
+        command = [*_RACE, "run", "--device", self.plan.device, *options, "--out", str(out.resolve())]
+        return self._note("race", "race of peers", self._run(command, _RACE_S, root))
 
-    def _run(self, command: Sequence[str], limit_s: float, stopped: str = "") -> str:
-        """Run a command of the package: ``done``, or what else; ``stopped`` is added where its time was up."""
+    def _run(self, command: Sequence[str], limit_s: float, folder: Path | None = None) -> str:
+        """Run a command, in a folder: ``done``, or what else."""
         limit = max(min(self.left_s, limit_s), 0.0)
-        status = run_child([*_PACKAGE, *command], self._log, limit)
-        known = {None: f"stopped after {limit:.0f} s{stopped}", 0: "done"}
+        status = run_child(command, self._log, limit, folder)
+        known = {None: f"stopped after {limit:.0f} s", 0: "done"}
         return known.get(status, f"failed with exit status {status}, see {self._log.name}")
 
     def _note(self, name: str, what: str, outcome: str) -> str:
@@ -202,6 +205,8 @@ class Session:
 
 
 _PACKAGE: Final = (sys.executable, "-m", "gpipe_bench")
+_RACE: Final = (sys.executable, "-m", "studies.peers")
+"""A study, which only a checkout has."""
 
 
 def check_unused(out: Path) -> None:

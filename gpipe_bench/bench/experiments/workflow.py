@@ -45,8 +45,8 @@ class SuitePlan:
         advice: for each request for advice its settings as JSON.
         advice_models: for each request a digest of the files of its model, if that is the user's own.
         unverified: experiments that take too long for ``verify``.
-        racing: options of ``peers run``.
-        racing_gpus: the accelerators that the race needs.
+        device: where to measure.
+        gpus: how many accelerators there are; 0 on a CPU.
     """
 
     runs: dict[str, list[CellRun]]
@@ -59,8 +59,8 @@ class SuitePlan:
     advice: dict[str, str] = field(default_factory=dict)
     advice_models: dict[str, str] = field(default_factory=dict)
     unverified: list[str] = field(default_factory=list)
-    racing: list[str] = field(default_factory=list)
-    racing_gpus: int = 0
+    device: str = "cpu"
+    gpus: int = 0
 
     @property
     def measured(self) -> dict[str, MeasuredCell]:
@@ -217,7 +217,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> SuitePlan:
         {name: request.model_dump_json() for name, request in suite.advice.items()},
         {name: model_digest(request.model) for name, request in suite.advice.items()},
         [name for name, experiment in experiments.items() if not experiment.verified],
-        ["--device", machine.device, *suite.peers.changes()],
+        machine.device,
         0 if machine.device == "cpu" else machine.count,
     )
 

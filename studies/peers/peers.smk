@@ -1,8 +1,12 @@
 # The race of peers: the engine, other pipelines and the plain module on the same work, in turns.
+import json
+from importlib.metadata import version
+
+from gpipe_bench.bench.storage.sources import source_digest
 
 
 rule peers:
-    """Host time, throughput, memory and gradients of the engine and its peers, and the figures."""
+    """Host time, throughput and gradients of the engine and its peers, and the figures."""
     input:
         expand("results/peers{table}.csv", table=["", "_steps", "_ratios", "_configurations"]),
         expand("figures/peers{part}.{suffix}", part=["", "_host"], suffix=["svg", "pdf", "png"]),
@@ -18,16 +22,18 @@ rule race_peers:
     log:
         "logs/race_peers.log",
     conda:
-        "../envs/gpipe_bench.yaml"
+        "../../workflows/envs/gpipe_bench.yaml"
     resources:
         timing_slot=1,
-        gpu=PLAN.racing_gpus,
+        gpu=config["gpus"],
     params:
-        settings=PLAN.racing,
-        sources=source_digest("gpipe_bench.bench.peers"),
+        device=config["device"],
+        settings=json.dumps(config["settings"], sort_keys=True),
+        sources=source_digest("studies.peers"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench peers run {params.settings:q} --out {output.rows:q} > {log:q} 2>&1"
+        "python -m studies.peers run --device {params.device:q} --settings {params.settings:q} --out {output.rows:q}"
+        " > {log:q} 2>&1"
 
 
 rule figure_peers:
@@ -37,7 +43,7 @@ rule figure_peers:
     output:
         svg=report(
             ensure("figures/peers.svg", non_empty=True),
-            caption="../report/peers.rst",
+            caption="../../workflows/report/peers.rst",
             category="Peers",
             labels={"figure": "throughput of pipelines over the plain module", "evidence": "measured"},
         ),
@@ -45,7 +51,7 @@ rule figure_peers:
         png=ensure("figures/peers.png", non_empty=True),
         host=report(
             ensure("figures/peers_host.svg", non_empty=True),
-            caption="../report/peers_host.rst",
+            caption="../../workflows/report/peers_host.rst",
             category="Peers",
             labels={"figure": "host time of pipelines and the plain module", "evidence": "measured"},
         ),
@@ -54,9 +60,9 @@ rule figure_peers:
     log:
         "logs/figure_peers.log",
     conda:
-        "../envs/gpipe_bench.yaml"
+        "../../workflows/envs/gpipe_bench.yaml"
     params:
         stem=subpath(output.svg, strip_suffix=".svg"),
-        sources=source_digest("gpipe_bench.figures"),
+        sources=source_digest("studies.peers.figure"),
     shell:
-        "python -m gpipe_bench peers figure --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"
+        "python -m studies.peers figure --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpipe_bench.schedules.table import shared_places
+from studies.peers.contenders import Contender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,12 @@ class PeerCase:
     def loops(self) -> int:
         """How many loops that share the micro-batches run at once to see what the cores, or devices, do together."""
         return min(self.parallel, self.chunks)
+
+    def processes(self, contender: Contender) -> int:
+        """How many processes a contender has."""
+        if contender.process_per_device:
+            return self.partitions
+        return self.loops if contender.option == "loops" else 1
 
     def placement(self) -> list[str]:
         """The device of each partition: neighbours share one when there are fewer devices than partitions."""

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from gpipe_bench.bench.peers.cases import PeerCase
-from gpipe_bench.bench.peers.contenders import contenders_of
-from gpipe_bench.bench.peers.workloads import RACED, raced_arguments
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import (
-    BatchSize,
-    ChunkCounts,
-    Chunks,
-    Count,
-    Model,
-    ModelArgs,
-    Modes,
-    Partitions,
-    Section,
-    Seed,
-    no_boolean,
-)
+from gpipe_bench.bench.spec.settings import BatchSize, ChunkCounts, Chunks, Count, Modes, Partitions, Section, Seed
+from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
-from gpipe_bench.models.arguments import nearest
+from studies.peers.cases import PeerCase
+from studies.peers.contenders import contenders_of
+from studies.peers.workloads import RACED, raced_arguments
 
 Contenders = Annotated[
     tuple[str, ...], Field(min_length=1, max_length=64, description="who takes part; all: everybody")
@@ -41,17 +28,10 @@ Counts = Annotated[
 Width = Annotated[int, Field(strict=True, ge=1, le=65_536, description="features of a layer")]
 Rounds = Annotated[int, Field(strict=True, ge=1, le=10_000, description="rounds; in each, every contender runs once")]
 Visit = Annotated[
-    float,
-    Field(gt=0, le=3600, description="seconds of a contender's timed steps in a round; at least one step"),
-    no_boolean,
+    float, Field(gt=0, le=3600, description="seconds of a contender's timed steps in a round; at least one step")
 ]
-Timeout = Annotated[
-    float, Field(gt=0, le=86_400, description="seconds that a contender may take for one answer"), no_boolean
-]
-Probe = Annotated[float, Field(gt=0, le=3600, description="seconds of each measurement beside the race"), no_boolean]
-Tolerance = Annotated[
-    float, Field(gt=0, le=1, description="relative difference up to which gradients are equal"), no_boolean
-]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Tolerance = Annotated[float, Field(gt=0, le=1, description="relative difference up to which gradients are equal")]
 
 
 class CellsRace(Section):
@@ -65,7 +45,7 @@ class CellsRace(Section):
     visit_s: Visit = 0.1
 
     def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
-        """A case per n, m and mode; micro-batches of two samples."""
+        """A case per n, m and mode."""
         for mode, n, m in product(self.checkpoints, self.partitions, self.chunks):
             yield _tiny_case("cells", self, (n, m, mode), shared)
 
@@ -98,11 +78,13 @@ def _tiny_case(
     )  # fmt: skip
 
 
-class ModelRace(Section):
+class NetworkRace(Section):
     """A network that computes; its partitions are balanced by measured time."""
 
-    model: Model = "convnet"
-    model_args: ModelArgs = "L=9;C=64;size=32"
+    model: Annotated[str, Field(description="name of the model")] = "convnet"
+    model_args: Annotated[str, Field(description="arguments of the model, 'key=value' joined by ';'")] = (
+        "L=9;C=64;size=32"
+    )
     batch_size: BatchSize = 32
     chunks: Chunks = 8
     partitions: Partitions = 2
@@ -113,14 +95,12 @@ class ModelRace(Section):
     def problems(self) -> Iterator[Problem]:
         """The race knows the model, and micro-batches are equal."""
         if self.model not in RACED:
-            text = f"must be one of {', '.join(RACED)}, got {self.model!r}; {nearest(self.model, RACED)}"
-            yield Problem(("model",), text)
+            yield Problem(("model",), f"must be one of {', '.join(RACED)}, got {self.model!r}; use one of them")
             return
         try:
             layers = RACED[self.model].layers(raced_arguments(self.model, self.model_args))
         except ConfigError as error:
-            for text in error.problems:
-                yield Problem(("model_args", "model"), text)
+            yield from (Problem(("model_args", "model"), text) for text in error.problems)
             return
         if 2 * self.partitions > layers:  # some contenders have two partitions per device
             text = f"must be at most half the {layers} layers of {self.model}, got {self.partitions}; lower it"
@@ -131,98 +111,94 @@ class ModelRace(Section):
 
     def cases(self, workload: str, shared: dict[str, Any]) -> Iterator[PeerCase]:
         """A case per mode."""
-        names = ("model", "model_args", "batch_size", "chunks", "partitions", "rounds", "visit_s")
+        own = self.model_dump(exclude={"checkpoints"})
         for mode in self.checkpoints:
-            own = {name: getattr(self, name) for name in names}
             yield PeerCase(workload=workload, checkpoint=mode, **own, **shared)
 
 
-class UNetRace(ModelRace):
+class UNetRace(NetworkRace):
     """A U-Net, whose skips cross the boundary."""
 
-    model: Model = "unet"
-    model_args: ModelArgs = "depth=3;B=5;C=32;size=32;dropout=0"
+    model: str = "unet"
+    model_args: str = "depth=3;B=5;C=32;size=32;dropout=0"
     visit_s: Visit = 1.0
 
 
-class DecoderRace(ModelRace):
+class DecoderRace(NetworkRace):
     """The decoder of a transformer."""
 
-    model: Model = "gpt2"
-    model_args: ModelArgs = "L=6;D=96;heads=4;vocabulary=64;context=64;dropout=0"
+    model: str = "gpt2"
+    model_args: str = "L=6;D=96;heads=4;vocabulary=64;context=64;dropout=0"
 
 
-class PeersSettings(Section):
+class Settings(Section):
     """The engine beside other pipelines and the plain module."""
 
     contenders: Contenders = ("all",)
     seed: Seed = 0
-    timeout_s: Timeout = 60.0
-    probe_s: Probe = 1.5
+    timeout_s: Annotated[Seconds, Field(description="seconds that a contender may take for one answer")] = 60.0
+    balance_s: Annotated[Seconds, Field(description="seconds in which the layers of a network are timed")] = 3.0
     tolerance: Tolerance = 1e-9
-    cells: Annotated[CellsRace, Field(description="tiny layers: what a cell costs the host")] = CellsRace()
-    combinations: Annotated[
-        CombinationsRace, Field(description="tiny layers in every combination of components, beside torchgpipe")
-    ] = CombinationsRace()
-    convnet: Annotated[ModelRace, Field(description="convolutions in a row: throughput")] = ModelRace()
-    unet: Annotated[UNetRace, Field(description="a U-Net, whose skips cross the boundary: throughput")] = UNetRace()
-    decoder: Annotated[DecoderRace, Field(description="the decoder of a transformer: throughput")] = DecoderRace()
+    cells: CellsRace = CellsRace()
+    combinations: CombinationsRace = CombinationsRace()
+    convnet: NetworkRace = NetworkRace()
+    unet: UNetRace = UNetRace()
+    decoder: DecoderRace = DecoderRace()
 
     def problems(self) -> Iterator[Problem]:
         """Contenders exist."""
         try:
             contenders_of(self.contenders)
         except ConfigError as error:
-            for text in error.problems:
-                yield Problem(("contenders",), text.removeprefix("contender "))
+            yield from (Problem(("contenders",), text.removeprefix("contender ")) for text in error.problems)
 
     def cases(self, machine: Machine) -> list[PeerCase]:
         """All cases on the devices of ``machine``."""
         shared = {"seed": self.seed, "device": machine.device, "devices": machine.count, "cores": cpu_count()}
-        networks = (("convnet", self.convnet), ("unet", self.unet), ("decoder", self.decoder))
+        networks = {"convnet": self.convnet, "unet": self.unet, "decoder": self.decoder}
         return [
             *self.cells.cases(shared),
             *self.combinations.cases(shared),
-            *(case for name, network in networks for case in network.cases(name, shared)),
+            *(case for name, network in networks.items() for case in network.cases(name, shared)),
         ]
-
-    def changes(self) -> list[str]:
-        """What differs from the defaults, as options of ``peers run``."""
-        return _changes(self.model_dump(mode="json"), PeersSettings().model_dump(mode="json"), "")
-
-
-def _changes(given: dict[str, Any], default: dict[str, Any], prefix: str) -> list[str]:
-    words: list[str] = []
-    for key, value in given.items():
-        if isinstance(value, dict):
-            words += _changes(value, default[key], f"{prefix}{key}.")
-        elif value != default[key]:
-            words += ["--set", f"{prefix}{key}={json.dumps(value)}"]
-    return words
 
 
 _TINY: Final[dict[str, Any]] = {"batch_size": 8, "chunks": 4, "rounds": 3, "visit_s": 0.01}
-QUICK: Final = PeersSettings(
-    probe_s=0.1,
-    cells=CellsRace(partitions=(2,), chunks=(4,), checkpoints=("always",), rounds=3, visit_s=0.01),
-    combinations=CombinationsRace(
-        variants=("baseline",), partitions=2, chunks=4, checkpoints=("always",), rounds=3, visit_s=0.01
-    ),
-    convnet=ModelRace(model_args="L=2;C=4;size=8", checkpoints=("never",), **_TINY),
-    unet=UNetRace(model_args="depth=2;B=1;C=4;size=16;dropout=0", checkpoints=("always",), **_TINY),
-    decoder=DecoderRace(
-        model_args="L=1;D=8;heads=2;vocabulary=8;context=4;dropout=0", checkpoints=("always",), **_TINY
-    ),
-)
-"""The whole path in seconds, for a rehearsal: its numbers mean nothing."""
+_FEW: Final[dict[str, Any]] = {"checkpoints": ["always"], "rounds": 8, "visit_s": 0.1}
+_ONCE: Final[dict[str, Any]] = {"chunks": 4, "checkpoints": ["always"], "rounds": 3, "visit_s": 0.01}
+PRESETS: Final[Mapping[str, dict[str, Any]]] = {
+    "full": {},
+    # A minute and a half on one GPU, by the side of other measurements.
+    "short": {
+        "contenders": ["engine-autograd", "engine-scheduled", "torchgpipe", "plain", "loop"],
+        "balance_s": 1.0,
+        "cells": {"partitions": [4], "chunks": [8], "checkpoints": ["always", "never"]},
+        "combinations": {"variants": ["baseline"], "checkpoints": ["always"]},
+        **dict.fromkeys(("convnet", "unet", "decoder"), _FEW),
+    },
+    # The whole path in seconds, for a rehearsal: its numbers mean nothing.
+    "quick": {
+        "balance_s": 0.1,
+        "cells": {"partitions": [2], **_ONCE, "chunks": [4]},
+        "combinations": {"variants": ["baseline"], "partitions": 2, **_ONCE},
+        "convnet": {"model_args": "L=2;C=4;size=8", "checkpoints": ["never"], **_TINY},
+        "unet": {"model_args": "depth=2;B=1;C=4;size=16;dropout=0", "checkpoints": ["always"], **_TINY},
+        "decoder": {
+            "model_args": "L=1;D=8;heads=2;vocabulary=8;context=4;dropout=0", "checkpoints": ["always"], **_TINY,
+        },
+    },
+}  # fmt: skip
+"""Settings by name that others may be put over."""
 
-SHORT: Final = PeersSettings(
-    contenders=("engine-autograd", "engine-scheduled", "torchgpipe", "plain", "loop"),
-    probe_s=0.5,
-    cells=CellsRace(partitions=(4,), chunks=(8,), checkpoints=("always", "never")),
-    combinations=CombinationsRace(variants=("baseline",), checkpoints=("always",)),
-    convnet=ModelRace(checkpoints=("always",), rounds=8, visit_s=0.1),
-    unet=UNetRace(checkpoints=("always",), rounds=8, visit_s=0.1),
-    decoder=DecoderRace(checkpoints=("always",), rounds=8, visit_s=0.1),
-)
-"""A minute and a half on one GPU, by the side of other measurements."""
+
+def read_settings(data: Mapping[str, Any], preset: str = "full") -> Settings:
+    """The settings in plain data over a preset; what is left out has its default.
+
+    Raises:
+        ConfigError: settings are wrong; carries all problems.
+    """
+    merged = dict(PRESETS[preset])
+    for key, value in data.items():
+        old = merged.get(key)
+        merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return validated(Settings, merged, lambda path: f"peers: {'.'.join(path)}")

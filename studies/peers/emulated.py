@@ -3,7 +3,7 @@
     package ── its own threads, autograd, streams ──> trace ──> replay on P40s ──> times of steps, reserved memory
 
 The packages run as they are installed, but for their module ``stream``, see
-:mod:`gpipe_bench.bench.peers.virtual_streams`. torchgpipe goes without a component as follows. Without Fork and Join:
+:mod:`studies.peers.virtual_streams`. torchgpipe goes without a component as follows. Without Fork and Join:
 ``depend`` does nothing. Without copy streams: copies go on the compute streams. Without portals: skips are no skips of
 its own, but ride in the tuple of their micro-batch. It has no early recomputation across devices on PyTorch 2.9 and
 later, where autograd lets a copy's receiver wait for its sender.
@@ -12,19 +12,24 @@ later, where autograd lets a copy's receiver wait for its sender.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import pairwise
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.bench.running.failures import status_of
+from gpipe_bench.bench.running.simulated import simulation_facts
+from gpipe_bench.bench.storage.tables import configurations_beside
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.results.configurations import canonical, digest
 from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import csv_text
 from gpipe_bench.simulator.published.settings import published_settings
-from gpipe_bench.util.processes import Child
+from gpipe_bench.util.files import write_files
 
 _GIB: Final = 2**30
 _PROFILE: Final = "p40"
@@ -90,62 +95,50 @@ def emulated_cases() -> list[EmulatedCase]:
     return cases
 
 
-def run_cases(
-    cases: Sequence[EmulatedCase], report: Callable[[Sequence[Row]], None], facts: dict[str, Any]
-) -> list[Row]:
+def run_cases(cases: Sequence[EmulatedCase], report: Callable[[str], None]) -> list[Row]:
     """A row for each step but the first of each case, each run in a process of its own.
 
     Args:
         cases: what to run.
-        report: takes the rows of each case as they come.
-        facts: columns that all rows share.
+        report: takes a line about each case.
     """
-    rows = []
+    rows, facts = [], simulation_facts()
     for case in cases:
-        child = Child.start(_serve, case)
-        try:
-            found: list[dict[str, Any]] = child.results.recv()
-        except EOFError:
-            found = [{"status": "error", "reason": "process ended before it had a result; its output says more"}]
-        finally:
-            child.end()
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            found = pool.submit(_values, case).result()
         own = [_row(case, {**facts, **values, "repeat": repeat}) for repeat, values in enumerate(found)]
-        report(own)
+        rates = [f"{row.throughput_samples_per_s:.1f} samples/s" if row.status == "ok" else row.reason for row in own]
+        report(f"{case.experiment} {case.contender} {case.variant}: {rates[0]}")
         rows += own
     return rows
+
+
+def write_rows(out: Path, cases: Sequence[EmulatedCase], rows: Sequence[Row]) -> None:
+    """Write the table and its configurations: both or none."""
+    text = csv_text(Row.columns(), [row.to_dict() for row in rows])
+    write_files({out: text, **configurations_beside(out, [case.configuration for case in cases])})
 
 
 def _row(case: EmulatedCase, values: dict[str, Any]) -> Row:
     components = Components.from_label(case.variant)
     return Row(
-        experiment=case.experiment,
-        evidence="emulated",
-        model="unet",
-        model_args=case.model_args,
-        variant=case.variant,
-        **{name: getattr(components, name) for name in components.__slots__},
-        partitions=len(case.balance),
-        chunks=case.chunks,
-        microbatches=case.chunks,
-        checkpoint="except_last",
-        batch_size=case.batch_size,
-        balance="-".join(map(str, case.balance)),
-        device_count=len(case.balance),
-        profile=_PROFILE,
-        cell=case.cell,
-        config_sha256=digest(case.configuration),
-        **values,
-    )
+        experiment=case.experiment, evidence="emulated", model="unet", model_args=case.model_args,
+        variant=case.variant, **{name: getattr(components, name) for name in components.__slots__},
+        partitions=len(case.balance), chunks=case.chunks, microbatches=case.chunks, checkpoint="except_last",
+        batch_size=case.batch_size, balance="-".join(map(str, case.balance)), device_count=len(case.balance),
+        profile=_PROFILE, cell=case.cell, config_sha256=digest(case.configuration), **values,
+    )  # fmt: skip
 
 
-def _serve(results: Connection, case: EmulatedCase) -> None:
+def _values(case: EmulatedCase) -> list[dict[str, Any]]:
+    """The values of the rows; whatever a package raises becomes one."""
     try:
-        results.send(_emulated(case))
+        return _emulated(case)
     except ModuleNotFoundError as error:
-        results.send([{"status": "skipped", "reason": f"{error.name} is not installed; run: make peers"}])
-    except Exception as error:  # noqa: BLE001 - whatever a package raises becomes a row
+        return [{"status": "skipped", "reason": f"{error.name} is not installed; run: make peers"}]
+    except Exception as error:  # noqa: BLE001 - as it says
         status, reason = status_of(error)
-        results.send([{"status": status, "reason": reason}])
+        return [{"status": status, "reason": reason}]
 
 
 def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
@@ -165,7 +158,8 @@ def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
         "torch": version("torch").partition("+")[0],
     }
     with recording() as trace, seen():
-        for step in _steps(case):
+        step = _step(case)
+        for _ in range(_STEPS):
             step()
             mark()
     replayed = replay(trace, HardwareMachine(profile))
@@ -177,8 +171,8 @@ def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
     return [{**facts, "step_time_ms": time, "throughput_samples_per_s": case.batch_size / time * 1e3} for time in times]
 
 
-def _steps(case: EmulatedCase) -> Iterator[Callable[[], None]]:
-    """The steps of a package: forward and backward pass of a batch, and SGD, as torchgpipe's benchmarks have it."""
+def _step(case: EmulatedCase) -> Callable[[], None]:
+    """A step of a package: forward and backward pass of a batch, and SGD, as torchgpipe's benchmarks have it."""
     import torch
 
     from gpipe_bench.models.table import MODELS, parse_arguments
@@ -200,26 +194,25 @@ def _steps(case: EmulatedCase) -> Iterator[Callable[[], None]]:
             for parameter in pipe.parameters():
                 parameter.add_(parameter.grad, alpha=-0.1)
 
-    yield from [step] * _STEPS
+    return step
 
 
 def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
-    from gpipe_bench.bench.peers.skips import carried, translated
-    from gpipe_bench.engine.gpipe import GPipe
+    from gpipe_bench import GPipe
+    from studies.peers.skips import carried, translated
 
     components = Components.from_label(case.variant)
     options: dict[str, Any] = {"devices": places, "chunks": case.chunks, "checkpoint": "except_last"}
     if case.contender == _ENGINE:
         return GPipe(model.to_empty(device=places[0]), list(case.balance), components=components, **options)
-    from gpipe_bench.bench.peers.virtual_streams import on_virtual_devices
+    from studies.peers.virtual_streams import on_virtual_devices
 
     on_virtual_devices(case.contender)
-    home = "torchgpipe" if case.contender == "torchgpipe" else "fairscale.nn.pipe"
-    modules: list[Any] = [importlib.import_module(f"{home}{name}") for name in ("", ".pipeline", ".skip")]
+    home, name = ("torchgpipe", "GPipe") if case.contender == "torchgpipe" else ("fairscale.nn.pipe", "Pipe")
+    modules: list[Any] = [importlib.import_module(f"{home}{part}") for part in ("", ".pipeline", ".skip")]
     package, pipeline, skip = modules
     layers = translated(model, skip) if components.portals else carried(model)
-    build = package.GPipe if case.contender == "torchgpipe" else package.Pipe
-    pipe = build(layers.to_empty(device=places[0]), list(case.balance), **options)
+    pipe = getattr(package, name)(layers.to_empty(device=places[0]), list(case.balance), **options)
     if not components.fork_join:
         pipeline.depend = lambda _before, _after: None
     if not components.copy_streams:

@@ -11,7 +11,8 @@ from collections import OrderedDict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gpipe_bench.models.arguments import Argument, Values
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.arguments import Argument, Values, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.spec import ModelSpec
 from gpipe_bench.models.table import MODELS, UNET
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from gpipe_bench.bench.peers.cases import PeerCase
     from gpipe_bench.models.spec import Device
+    from studies.peers.cases import PeerCase
+    from studies.peers.seat import Seat
 
 
 def _tiny(arguments: Values) -> nn.Sequential:
@@ -99,12 +101,8 @@ def raced_arguments(model: str, text: str) -> dict[str, int | float | bool]:
     Raises:
         ConfigError: unknown names, values that break a rule; all of them.
     """
-    from gpipe_bench.models.arguments import read_text
-
     pairs, problems = read_text(text)
     if problems:
-        from gpipe_bench.errors import ConfigError
-
         raise ConfigError(problems)
     return RACED[model].check(pairs)
 
@@ -138,3 +136,10 @@ def make_work(case: PeerCase) -> Work:
     dtype: torch.dtype = getattr(torch, case.precision)
     batch, target = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in (batch, target))
     return Work(model.to(dtype), batch, target, spec.loss)
+
+
+def own_data(seat: Seat, work: Work) -> tuple[Tensor | None, Tensor | None]:
+    """The batch in the rank of the first partition, the target in that of the last one."""
+    own = seat.own()
+    batch = work.batch.to(seat.place) if 0 in own else None
+    return batch, work.target.to(seat.place) if len(seat.case.balance) - 1 in own else None

@@ -1,0 +1,89 @@
+"""``python -m studies.peers``: the jobs of ``snakemake --cores 1 peers``, and the packages on virtual devices."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gpipe_bench.bench.spec.machine import find_machine
+from gpipe_bench.util.files import check_writable
+from studies.command import SettingsText, run_app, settings_data
+from studies.peers.contenders import contenders_of
+from studies.peers.settings import read_settings
+
+app = typer.Typer(
+    pretty_exceptions_enable=False, help="Race the engine, other pipelines and the plain module, in turns."
+)
+
+
+@app.command()
+def run(
+    out: Annotated[Path, typer.Option(help="Table of rows; its companions go beside it.")] = Path("results/peers.csv"),
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to race.")] = "cpu",
+    preset: Annotated[
+        Literal["full", "short", "quick"], typer.Option(help="short: one GPU; quick: a rehearsal of seconds.")
+    ] = "full",
+    settings: SettingsText = "{}",
+) -> None:
+    """Run the race and write rows, timed steps and ratios; 1 to 3 hours on two cores."""
+    chosen = read_settings(settings_data(settings), preset)
+    check_writable(out)
+    machine = find_machine(device)
+    from studies.peers.race import ENVIRONMENT, run_race
+    from studies.peers.table import write_race
+
+    os.environ.update(ENVIRONMENT)
+    facts, raced = run_race(
+        chosen.cases(machine), contenders_of(chosen.contenders), timeout_s=chosen.timeout_s,
+        balance_s=chosen.balance_s, report=lambda line: typer.echo(line, err=True),
+    )  # fmt: skip
+    rows = write_race(raced, facts, chosen.tolerance, out, chosen.configuration)
+    for name, reason in dict.fromkeys((row.contender, row.reason) for row in rows if row.reason):
+        typer.echo(f"{name}: {reason}")
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def emulate(
+    out: Annotated[Path, typer.Option(help="Table of rows.")] = Path("results/peers_emulated.csv"),
+) -> None:
+    """Run the engine, torchgpipe and fairscale on virtual P40s: the published ablation and speed of the U-Net.
+
+    Kernels compute nothing and time is virtual; threads, autograd and allocations are those of the packages.
+    """
+    from gpipe_bench.emulator.build import obstacle
+    from gpipe_bench.errors import UnsupportedError
+    from studies.peers.emulated import emulated_cases, run_cases, write_rows
+
+    check_writable(out)
+    if reason := obstacle():
+        raise UnsupportedError(reason)
+    write_rows(out, emulated_cases(), run_cases(emulated_cases(), typer.echo))
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def figure(
+    rows: Annotated[Path, typer.Option(help="Table of rows.")],
+    out: Annotated[Path, typer.Option(help="Path of the first figure without its suffix.")],
+) -> None:
+    """Draw two figures from the table alone: throughput of networks, and, as <out>_host, host time of tiny layers."""
+    from studies.peers.figure import draw_race
+
+    typer.echo(f"wrote {', '.join(map(str, draw_race(rows, out)))}")
+
+
+@app.command()
+def reference() -> None:
+    """Draw the figures of the committed tables again."""
+    from studies.peers.figure import draw_reference
+
+    for paths in draw_reference():
+        typer.echo(f"wrote {', '.join(map(str, paths))}")
+
+
+if __name__ == "__main__":
+    run_app(app)
