@@ -19,7 +19,6 @@ from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest
 from gpipe_bench.results.catalogue import reference_companions, reference_figures, reference_tables
-from gpipe_bench.results.configurations import digest
 from gpipe_bench.util.files import write_files
 
 REDRAWN: Final = Path("figures/redrawn")
@@ -73,18 +72,10 @@ class SuitePlan:
         groups: list[CellGroup[SimulatedCell] | CellGroup[EmulatedCell]] = [*self.groups, *self.emulating]
         return {group.id: group for group in groups}
 
-    @property
-    def cell_digest(self) -> str:
-        """Changes with any cell."""
-        return digest(self._cells_text())
-
     def write_cells(self, path: Path) -> None:
         """Write the file with all cells, from which each job takes its own."""
-        write_files({path: self._cells_text()})
-
-    def _cells_text(self) -> str:
         virtual = [cell for job in self.jobs.values() for cell in job.cells]
-        return cells_text([*self.measured.values(), *virtual])
+        write_files({path: cells_text([*self.measured.values(), *virtual])})
 
     @property
     def repeats(self) -> dict[str, int]:
