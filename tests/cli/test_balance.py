@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.cli import main
+from tests.cli.running import called
 
 UNET = ("--model-args", "depth=2;B=1;C=4;size=16", "--batch-size", "8")
 
@@ -15,10 +15,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(["balance", *arguments])
-    found = capsys.readouterr()
-    return caught.value.code, found.out, found.err
+    return called(capsys, "balance", *arguments)
 
 
 @pytest.mark.parametrize("by", ["simulation", "size", "time"])

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 
 import pytest
 
-from gpipe_bench.cli import main
 from gpipe_bench.schedules import drawn, named_schedule, read_csv, to_csv
+from tests.cli.running import called
 
 
 @pytest.fixture
 def call(capsys):
-    """Run the command; gives exit status, what it printed, and its errors."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as caught:
-            main(["schedule", *map(str, arguments)])
-        printed = capsys.readouterr()
-        return caught.value.code or 0, printed.out, printed.err
-
-    return run
+    """Runs a command; gives exit status, what it printed, and its errors."""
+    return partial(called, capsys, "schedule")
 
 
 def test_facts_of_a_name(call):

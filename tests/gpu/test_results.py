@@ -22,7 +22,7 @@ from tests.engine.support import (
     score,
     train_step,
 )
-from tests.gpu.support import LATE_BALANCE, late_batch, late_model, occupy, placed
+from tests.gpu.support import LATE_BALANCE, assert_same_elsewhere, late_batch, late_model, occupy, placed
 
 pytestmark = pytest.mark.gpu
 
@@ -113,9 +113,7 @@ def test_partitions_on_accelerator_and_cpu(device, components, where, transfer):
     pipe = placed(copy.deepcopy(plain), [1] * len(where), devices, chunks=3, components=components, transfer=transfer)
     x = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3)
     found, wanted = train_step(pipe, x.to(devices[0])), train_step(plain, x)
-    torch.testing.assert_close(found.output.cpu(), wanted.output)
-    for name, gradient in wanted.gradients.items():
-        torch.testing.assert_close(found.gradients[name].cpu(), gradient)
+    assert_same_elsewhere(found, wanted)
 
 
 @some_combinations

@@ -12,7 +12,7 @@ from torch import nn
 from gpipe_bench import Components, GPipe
 from gpipe_bench.skip import pop, skippable
 from tests.engine.support import FACTORIAL, MODES, Mix, Stash, Watch, label, train_step
-from tests.gpu.support import LATE_BALANCE, Streams, late_batch, late_model, placed
+from tests.gpu.support import LATE_BALANCE, Streams, assert_same_elsewhere, late_batch, late_model, placed
 
 pytestmark = pytest.mark.multigpu
 
@@ -23,14 +23,6 @@ every_combination = pytest.mark.parametrize("components", FACTORIAL, ids=label)
 def expected():
     """What the plain module gives on the CPU."""
     return train_step(late_model(), late_batch(torch.device("cpu")))
-
-
-def assert_same_elsewhere(found, expected) -> None:
-    """As the CPU's, wherever the parts are."""
-    torch.testing.assert_close(found.output.cpu(), expected.output)
-    torch.testing.assert_close(found.input_gradients[0].cpu(), expected.input_gradients[0])
-    for name, gradient in expected.gradients.items():
-        torch.testing.assert_close(found.gradients[name].cpu(), gradient)
 
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])
