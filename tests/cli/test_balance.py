@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.running import called
+from gpipe_bench.cli import main
 
 UNET = ("--model-args", "depth=2;B=1;C=4;size=16", "--batch-size", "8")
 
@@ -15,7 +15,10 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def call(capsys, *arguments):
-    return called(capsys, "balance", *arguments)
+    with pytest.raises(SystemExit) as caught:
+        main(["balance", *arguments])
+    found = capsys.readouterr()
+    return caught.value.code, found.out, found.err
 
 
 @pytest.mark.parametrize("by", ["simulation", "size", "time"])

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from gpipe_bench.cli import main
 from tests.bench.cells_of import ok_result
-from tests.cli.running import called
 from tests.project.tree import ROOT
 
 RACES = next((ROOT / "results" / "reference").glob("measured/*/peers.csv"))
@@ -18,6 +18,14 @@ RUN = ("run", "--out", "{out}/a.json", "--model-args", "depth=2;B=1;C=4;size=16"
 
 def words(template, folder):
     return [word.format(out=folder, races=RACES) for word in template]
+
+
+def called(arguments, capsys):
+    """Exit status, stdout and stderr of a command in this process."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    printed = capsys.readouterr()
+    return caught.value.code or 0, printed.out, printed.err
 
 
 def files(folder):
@@ -105,7 +113,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line(case, folder, capsys):
     template, message = BAD[case]
-    status, out, err = called(capsys, *words(template, folder))
+    status, out, err = called(words(template, folder), capsys)
     assert status == 2
     assert out == ""
     assert message.format(out=folder) in err
@@ -115,7 +123,7 @@ def test_bad_input_is_one_line(case, folder, capsys):
 
 
 def test_all_problems_of_a_cell_stand_in_one_line(folder, capsys):
-    status, _, err = called(capsys, *words((*RUN, "--chunks", "0", "--steps", "0", "--model", "unett"), folder))
+    status, _, err = called(words((*RUN, "--chunks", "0", "--steps", "0", "--model", "unett"), folder), capsys)
     assert status == 2
     assert err.count("\n") == 1
     for option in ("--chunks", "--steps", "--model"):
@@ -124,7 +132,7 @@ def test_all_problems_of_a_cell_stand_in_one_line(folder, capsys):
 
 def test_all_problems_of_a_configuration_have_a_line(folder, capsys):
     (folder / "a.yaml").write_text("devce: cpu\nablation: {cpu: {chunks: 0, stps: 3}}")
-    status, out, err = called(capsys, "config", "check", str(folder / "a.yaml"))
+    status, out, err = called(["config", "check", str(folder / "a.yaml")], capsys)
     assert (status, out) == (2, "")
     assert err.splitlines() == [
         f"error: {folder}/a.yaml: ablation.cpu.chunks must be at least 1, got 0; raise it",
@@ -138,7 +146,7 @@ def test_an_experiment_with_two_results_of_one_run(folder, capsys):
     for path in paths:
         path.write_text(ok_result().to_json())
     out = str(folder / "a.csv")
-    status, _, err = called(capsys, "collect", "--experiment", "a", "--out", out, *map(str, paths))
+    status, _, err = called(["collect", "--experiment", "a", "--out", out, *map(str, paths)], capsys)
     assert status == 2
     assert "every run must be given once" in err
     assert files(folder) == ["1.json", "2.json", "file"]
@@ -146,7 +154,7 @@ def test_an_experiment_with_two_results_of_one_run(folder, capsys):
 
 def test_a_session_without_a_gpu(folder, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    status, out, err = called(capsys, "gpu", "--out", str(folder / "gpu"))
+    status, out, err = called(["gpu", "--out", str(folder / "gpu")], capsys)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert err.startswith("error: device cuda must have a GPU")
@@ -155,13 +163,13 @@ def test_a_session_without_a_gpu(folder, capsys, monkeypatch):
 
 def test_a_session_in_a_used_folder(folder, capsys):
     (folder / "ablation.csv").touch()
-    status, _, err = called(capsys, "gpu", "--device", "cpu", "--tiny", "--out", str(folder))
+    status, _, err = called(["gpu", "--device", "cpu", "--tiny", "--out", str(folder)], capsys)
     assert status == 2
     assert "--out must be a folder without an earlier session" in err
 
 
 def test_a_group_without_a_command_shows_its_help(capsys):
-    status, out, err = called(capsys, "figure")
+    status, out, err = called(["figure"], capsys)
     assert (status, err) == (2, "")
     assert "timeline" in out
 

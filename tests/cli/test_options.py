@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.cli import main
-from tests.cli.running import called
 from tests.project.tree import ROOT
 
 SPEED = ROOT / "results" / "reference" / "simulated" / "p40" / "speed.csv"
 SMALL = ("--model-args", "depth=1;B=1;C=2;size=4")
 NINES = "9" * 5000
 LONG = "a" * 300
+
+
+def called(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(list(map(str, arguments)))
+    printed = capsys.readouterr()
+    return caught.value.code or 0, printed.out, printed.err
 
 
 @pytest.mark.parametrize(
@@ -45,7 +51,7 @@ LONG = "a" * 300
 )  # fmt: skip
 def test_a_value_beyond_its_limits_is_one_short_line(arguments, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    status, out, err = called(capsys, *arguments)
+    status, out, err = called(arguments, capsys)
     assert (status, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
@@ -68,7 +74,7 @@ def test_what_the_system_refuses_is_one_line(error, words, capsys, monkeypatch):
 
     monkeypatch.setattr("gpipe_bench.figures.tables.is_race", lambda path: False)
     monkeypatch.setattr("gpipe_bench.figures.tables.read_rows", fail)
-    status, _, err = called(capsys, "table", "--rows", SPEED)
+    status, _, err = called(("table", "--rows", SPEED), capsys)
     assert status == 2
     assert words in err
     assert err.count("\n") == 1
@@ -94,15 +100,15 @@ def test_a_fault_of_the_program_is_not_hidden(monkeypatch):
 def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, capsys, tmp_path):
     size = ("--chunks", chunks, "--batch-size", batch_size)
     small = "depth=1;B=1;C=2;size=16"
-    status, out, err = called(capsys, "simulate", "--model-args", small, *size)
+    status, out, err = called(("simulate", "--model-args", small, *size), capsys)
     assert (status, err) == (0, said)
     assert "samples/s" in out
-    assert called(capsys, "balance", "--partitions", 2, "--model-args", small, *size)[2] == said
+    assert called(("balance", "--partitions", 2, "--model-args", small, *size), capsys)[2] == said
     words = f"partitions=2,chunks={chunks},batch_size={batch_size},balance=auto"
     cells = ("--cell", words, "--cell", f"{words},variant=baseline", "--out", tmp_path / "a.json")
-    assert called(capsys, "simulate-cells", "--model-args", small, *cells)[2] == said
+    assert called(("simulate-cells", "--model-args", small, *cells), capsys)[2] == said
     measured = ("--out", tmp_path / "b.json", "--model-args", small, "--partitions", 2, "--steps", 1, "--warmup", 0)
-    assert called(capsys, "run", *measured, *size)[2] == said
+    assert called(("run", *measured, *size), capsys)[2] == said
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,7 @@ def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpipe_bench.cli.gpu.run_session", lambda options: 0)
     monkeypatch.setattr("gpipe_bench.bench.transparency.run.run_seeds", lambda *arguments: {})
-    assert f"note: {said}" in called(capsys, *arguments)[2]
+    assert f"note: {said}" in called(arguments, capsys)[2]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from gpipe_bench.balance import balance_by_simulation
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, Cell
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.cli import main
 from gpipe_bench.simulator import Model, simulate
-from tests.cli.running import called
 from tests.project.tree import ROOT
 
 NET = """
@@ -47,8 +46,15 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def call(capsys):
-    """Runs a command; gives exit status, what it printed, and its errors."""
-    return partial(called, capsys)
+    """Runs a command in this process; gives exit status, stdout and stderr."""
+
+    def called(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(list(map(str, arguments)))
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return called
 
 
 def edited(folder):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import csv
-from functools import partial
 
 import pytest
 
+from gpipe_bench.cli import main
 from gpipe_bench.schedules import drawn, named_schedule, read_csv, to_csv
-from tests.cli.running import called
 
 
 @pytest.fixture
 def call(capsys):
-    """Runs a command; gives exit status, what it printed, and its errors."""
-    return partial(called, capsys, "schedule")
+    """Run the command; gives exit status, what it printed, and its errors."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(["schedule", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return run
 
 
 def test_facts_of_a_name(call):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import re
-from functools import partial
 
 import pytest
 
+from gpipe_bench.cli import main
 from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.hardware.profile import PROFILES
-from tests.cli.running import called
 
 SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)
 PUBLISHED = ("--model-args", "depth=5;B=5;C=64", "--balance", "34-76-70-61", "--flavour", "published")
@@ -25,8 +24,15 @@ def _traces(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def call(capsys):
-    """Runs a command; gives exit status, what it printed, and its errors."""
-    return partial(called, capsys, "simulate")
+    """Run the command; gives exit status, what it printed, and its errors."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(["simulate", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return run
 
 
 def test_a_table_of_devices_and_totals(call):
