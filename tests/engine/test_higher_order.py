@@ -82,13 +82,6 @@ def test_partitions_that_trace_take_turns(operator, schedule):
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("operator", [each for each in OPERATORS if each != "associative_scan"])  # that calls operators
-def test_a_mode_sees_what_traces(operator):
-    with Redirect(0) as redirect:
-        OPERATORS[operator](torch.rand(2, 4, requires_grad=True))
-    assert redirect.traced
-
-
 def test_a_task_that_traces_waits_for_another_one_alone():
     batch, traced = Batch([torch.device("cpu")] * 3, {}, concurrent=True, training=True), Redirect(0)
     traced.traced = True
