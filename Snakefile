@@ -1,10 +1,12 @@
 # From the configuration to tables, figures and traces: snakemake --cores 1 ablation
 # What is run stands in config/, how in workflows/rules/, where in profiles/; functions live in the package.
+import json
 import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from gpipe_bench.bench.spec.cell_files import CELLS_PATH
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
 from gpipe_bench.bench.running.simulation_groups import EMULATED_PATTERN, GROUP_PATTERN, SIMULATED_PATTERN
 from gpipe_bench.bench.storage.sources import source_digest
@@ -37,6 +39,9 @@ except GpipeBenchError as error:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(2)
 
+# By key and by name of the file, for rules.
+MEASURED, JOBS = PLAN.measured, PLAN.jobs
+
 # The Python that runs Snakemake runs the jobs, whatever stands first in PATH; with `--sdm conda` the environment of a
 # rule comes before it. (A shell.prefix would stand after the activation of that environment, and hide its Python.)
 # A job that is not timed may use its share of all processors, for results that are the same with one.
@@ -54,6 +59,7 @@ wildcard_constraints:
     evidence="emulated|simulated",
     experiment="|".join(PLAN.runs),
     group=rf"(?!published-){GROUP_PATTERN}",
+    part="bubbles|pareto|scaling|timelines",
     sweep="|".join([*PLAN.sweeps, "processes"]),
     table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",
@@ -84,6 +90,7 @@ include: "workflows/rules/ablation.smk"
 include: "workflows/rules/predictions.smk"
 include: "workflows/rules/tables.smk"
 include: "workflows/rules/sweep.smk"
+include: "workflows/rules/schedules.smk"
 include: "workflows/rules/advice.smk"
 include: "workflows/rules/figures.smk"
 include: "workflows/rules/verify.smk"
@@ -107,6 +114,7 @@ rule all:
 
 # Seconds each: on a cluster they run beside Snakemake, not as jobs.
 localrules:
+    cells,
     collect,
     trace,
     trace_virtual,

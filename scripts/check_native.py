@@ -27,8 +27,11 @@ TESTS: Final = (
     "tests/emulator/test_replay_memory.py",
     "tests/emulator/test_replay_threads.py",
     "tests/native/test_library.py",
-    "tests/simulator/test_compiled_clock.py",
-    "tests/simulator/test_native_memory.py",
+    "tests/simulator/test_allocator.py",
+    "tests/simulator/test_cells.py",
+    "tests/simulator/test_flavours.py",
+    "tests/simulator/test_lives.py",
+    "tests/simulator/test_makespan.py",
     "tests/simulator/test_schedules.py",
 )
 FLAGS: Final = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -Wall -Wextra -Werror"

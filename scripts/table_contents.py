@@ -9,20 +9,18 @@ from statistics import mean, median
 from typing import Final
 
 from gpipe_bench.components import PUBLISHED
-from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.results.outcomes import LOOP, THROUGHPUT, CpuGroup, group_rows
-from gpipe_bench.results.rows import Row
+from gpipe_bench.results.outcomes import THROUGHPUT
 from gpipe_bench.results.tables import read_text
 from gpipe_bench.simulator.measured import DEVICE_BOUND
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
 MACHINE: Final = "2x-amd-epyc"
-"""Measured on a CPU: the ablation that the README shows, and the race of peers."""
+"""Measured on a CPU: the race of peers."""
 PROCESSES: Final = "2x-intel-xeon-processor-processes"
 """Measured on a CPU: the race of pipelines with a process for each device."""
 GPU: Final = "1x-nvidia-h100-80gb-hbm3"
-"""Measured on a GPU: the ablation that the README shows."""
+"""Measured on a GPU: the ablation."""
 
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
@@ -152,16 +150,24 @@ def emulated_peers_table(folder: Path) -> str:
 
 
 def cpu_table(folder: Path) -> str:
-    """A line per way to run a model on the CPU of :data:`MACHINE`: throughput, ratio to the plain loop, memory."""
-    rows = read_rows(folder / "measured" / MACHINE / "ablation.csv", Row.columns())
-    (group,) = (group for group in group_rows(rows) if isinstance(group, CpuGroup))
-    lines = []
-    for outcome in group.ordered():
-        ratio = outcome.ratio(group.baseline)
-        over = f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})" if ratio else "1"
-        speed, memory = outcome.middle(THROUGHPUT), outcome.middle("peak_allocated_gib")
-        lines.append([outcome.variant, f"{speed or 0:.1f}", over, f"{1024 * (memory or 0):.1f}"])
-    return markdown(["run as", "samples/s", f"throughput over the {LOOP} (95 % interval)", "MiB"], lines)
+    """A line per way to run the race's U-Net on the CPU of :data:`MACHINE`, without checkpoints, fastest first."""
+    rows = [row for row in races(folder) if (row["workload"], row["checkpoint"]) == ("unet", "never")]
+    rows.sort(key=lambda row: -float(row["throughput_samples_per_s"]))
+    lines = [
+        (f"`{row['contender']}`", row["package"], row["processes"], row["threads"],
+         f"{float(row['throughput_samples_per_s']):.1f}", _ratio(row), f"{float(row['peak_live_mib']):.0f}")
+        for row in rows
+    ]  # fmt: skip
+    header = [
+        "run as",
+        "package",
+        "processes",
+        "threads per operator",
+        "samples/s",
+        "over `loop` (95 % interval)",
+        "MiB",
+    ]
+    return markdown(header, lines)
 
 
 def gpu_table(folder: Path) -> str:

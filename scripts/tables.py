@@ -17,7 +17,7 @@ from typing import Final
 from scripts import columns
 from scripts.table_contents import REFERENCE, ROOT, TABLES
 
-PAGES: Final = ("README.md", "docs/claims.md", "docs/peers.md")
+PAGES: Final = ("README.md", "docs/claims.md", "docs/peers.md", "docs/results.md")
 """Pages with tables. Each table of ``TABLES`` stands on exactly one of them."""
 
 _BLOCK: Final = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

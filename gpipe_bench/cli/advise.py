@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from gpipe_bench.bench.advice.advice import AdviceRequest
-from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.cli.options import Processes, settings_of, stem, tell_layers, tell_loss
+from gpipe_bench.cli.cells import from_options, with_settings
+from gpipe_bench.cli.options import Processes, stem, tell_layers, tell_loss
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.util.files import check_writable
 
@@ -18,24 +19,14 @@ if TYPE_CHECKING:
     from gpipe_bench.bench.storage.raw import RawResult
     from gpipe_bench.util.console import Grid
 
-_DEFAULT: Final = AdviceRequest()
-_setting: Final = settings_of(AdviceRequest)
 _TITLE: Final = "recommended, and the best of each other choice"
 
 
+@with_settings(AdviceRequest)
 def advise(
     *,
-    model: Annotated[str, _setting("model")] = _DEFAULT.model,
-    model_args: Annotated[str, _setting("model_args")] = "",
-    devices: Annotated[int, _setting("devices")] = _DEFAULT.devices,
-    hosts: Annotated[int, _setting("hosts")] = _DEFAULT.hosts,
-    network: Annotated[str, _setting("network")] = _DEFAULT.network,
-    batch_size: Annotated[int, _setting("batch_size")] = _DEFAULT.batch_size,
-    memory_limit_gib: Annotated[float, _setting("memory_limit_gib")] = _DEFAULT.memory_limit_gib,
-    optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
-    profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
-    flavour: Annotated[str, _setting("flavour")] = _DEFAULT.flavour,
-    variant: Annotated[str, _setting("variant")] = _DEFAULT.variant,
+    given: dict[str, Any],
+    request: Annotated[str, typer.Option(hidden=True, help="The same settings as JSON, for the workflow.")] = "{}",
     processes: Processes = 1,
     rows: Annotated[Path | None, typer.Option(help="Write all that was tried as a table, a CSV file.")] = None,
     figure: Annotated[Path | None, stem("Draw it: path without suffix; needs --rows.")] = None,
@@ -46,18 +37,17 @@ def advise(
     and longer where the memory is tight: then balances that fit are looked for. Exit status 1
     when nothing fits the memory.
     """
-    given = {name: value for name, value in locals().items() if name in AdviceRequest.model_fields}
-    request = validated(AdviceRequest, given, lambda path: f"--{path[0].replace('_', '-')}")
+    asked = from_options(AdviceRequest, {**json.loads(request), **given})
     if figure is not None and rows is None:
         raise typer.BadParameter("--figure is drawn from a table and needs --rows")
     if rows is not None:
         check_writable(rows)
-    tell_layers(request.model, request.model_args)
-    tell_loss(request.model)
+    tell_layers(asked.model, asked.model_args)
+    tell_loss(asked.model)
     from gpipe_bench.bench.advice.advice import advise as find
 
     with progress("simulating") as task:
-        advice = find(request, task.step, processes)
+        advice = find(asked, task.step, processes)
     _print(advice)
     if rows is not None:
         from gpipe_bench.bench.evaluation.collect import write_tables
@@ -90,8 +80,8 @@ def _print(advice: Advice) -> None:
         console.print(f"{asked}: {advice.limit_gib:.1f} GiB hold", style="yellow")
     if best is None:
         console.print("nothing fits the memory; the least that was asked for:")
-        reasons = [result.row.reason for result in advice.results if result.row.reason]
-        console.print(min(reasons, key=_needed, default="no simulation"))
+        least = min(advice.results, key=lambda result: result.needed_gib or float("inf"))
+        console.print(least.row.reason)
         return
     row = best.row
     console.print(
@@ -106,12 +96,6 @@ def _print(advice: Advice) -> None:
         cost = f"{1 - speed / ideal:.1%}: {speed:.1f} samples/s, and {ideal:.1f} with one that takes no time"
         console.print(f"on {where} the network costs {cost}\n")
     console.print(_table(advice, best))
-
-
-def _needed(reason: str) -> float:
-    """GiB in ``device 3 needs 36.2 GiB and has 22.0 GiB``."""
-    words = reason.split()
-    return float(words[words.index("needs") + 1]) if "needs" in words else float("inf")
 
 
 def _table(advice: Advice, best: RawResult) -> Grid:

@@ -22,16 +22,16 @@ _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 _CHOOSE: Final = "Simulate and choose"
 _MEASURE: Final = "Measure"
 _RESULTS: Final = "Results and figures"
-_INTERNAL: Final = "Used by the workflow"
+_HIDDEN: Final = ""
 
-# Of each command its function, below gpipe_bench.cli, and where the help lists it.
+# Of each command its function, below gpipe_bench.cli, and where the help lists it. Those that the workflow, the
+# Makefile and single pages of the documentation call are not listed.
 _COMMANDS: Final = {
     "simulate": ("simulate.simulate", _CHOOSE),
     "emulate": ("emulate.emulate", _CHOOSE),
     "schedule": ("schedule.app", _CHOOSE),
+    "explain": ("explain.explain", _CHOOSE),
     "advise": ("advise.advise", _CHOOSE),
-    "balance": ("balance.balance", _CHOOSE),
-    "predictions": ("predictions.predictions", _CHOOSE),
     "run": ("measure.run", _MEASURE),
     "gpu": ("gpu.gpu", _MEASURE),
     "profile": ("measure.profile", _MEASURE),
@@ -41,13 +41,14 @@ _COMMANDS: Final = {
     "verify": ("verify.verify", _RESULTS),
     "report": ("report.report", _RESULTS),
     "figure": ("figure.app", _RESULTS),
-    "datapackage": ("datapackage.app", _RESULTS),
-    "simulate-cells": ("simulations.simulate_cells", _INTERNAL),
-    "simulate-published": ("simulations.simulate_published", _INTERNAL),
-    "emulate-cells": ("simulations.emulate_cells", _INTERNAL),
-    "collect": ("results.collect", _INTERNAL),
-    "published": ("results.published", _INTERNAL),
-    "trace": ("results.trace", _INTERNAL),
+    "balance": ("balance.balance", _HIDDEN),
+    "predictions": ("predictions.predictions", _HIDDEN),
+    "peers": ("peers.app", _HIDDEN),
+    "datapackage": ("datapackage.app", _HIDDEN),
+    "simulate-published": ("simulations.simulate_published", _HIDDEN),
+    "collect": ("results.collect", _HIDDEN),
+    "published": ("results.published", _HIDDEN),
+    "trace": ("results.trace", _HIDDEN),
 }
 
 
@@ -71,9 +72,9 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
         module, _, attribute = place.partition(".")
         command = getattr(import_module(f"gpipe_bench.cli.{module}"), attribute)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=panel)
+            app.add_typer(command, name=name, rich_help_panel=panel, hidden=panel == _HIDDEN)
         else:
-            app.command(name, rich_help_panel=panel)(command)
+            app.command(name, rich_help_panel=panel, hidden=panel == _HIDDEN)(command)
     return app
 
 

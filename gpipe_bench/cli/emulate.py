@@ -1,4 +1,4 @@
-"""``emulate``: somebody's training script on virtual devices, in virtual time."""
+"""``emulate``: somebody's training script on virtual devices, in virtual time; or a cell, or those of a file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
+from gpipe_bench.bench.storage.raw import results_json
+from gpipe_bench.cli.cells import (
+    CellFile,
+    Only,
+    RawOut,
+    Timelines,
+    from_file,
+    from_options,
+    names_in,
+    needed_out,
+    option_name,
+    teller,
+    with_settings,
+)
+from gpipe_bench.cli.options import tell_microbatches
+from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError, UnsupportedError
 from gpipe_bench.util.console import Column, Grid, output
 from gpipe_bench.util.files import check_writable, json_text, write_files
@@ -29,22 +46,92 @@ _RACES: Final = 20
 _CUDA: Final = re.compile(r"CUDA|NVIDIA|_cuda_|type cuda")
 
 
+@with_settings(EmulatedCell, start={"profile": "h100 for a script, else p40"}, without=("evidence",))
 def emulate(
-    script: Annotated[Path, typer.Argument(help="A Python file that takes its devices from torch.accelerator.")],
+    script: Annotated[
+        Path | None,
+        typer.Argument(help="A Python file that takes its devices from torch.accelerator; without it, a cell."),
+    ] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.")] = None,
     *,
+    given: dict[str, Any],
+    cells: CellFile = None,
+    only: Only = "",
+    timelines: Timelines = "",
+    out: RawOut = None,
     devices: Annotated[int, typer.Option(min=1, max=16, help="Virtual devices that the script finds.")] = 4,
-    profile: Annotated[str, typer.Option(help="Hardware: name of a profile, or path of a YAML file.")] = "h100",
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
-    races: Annotated[bool, typer.Option("--races", help="List accesses to memory that no event orders.")] = False,
-    host_time: Annotated[bool, typer.Option(help="Whether launches take the host the time of the profile.")] = True,
+    races: Annotated[bool, typer.Option("--races", help="In a script, list accesses to memory in no order.")] = False,
 ) -> None:
     """Run a training script to its end on virtual devices, and print what its steps would take.
 
     The script runs for real, with its threads, autograd, streams and allocations, but kernels compute nothing: memory
     reads as zeros, and time is virtual. Printed are the time of a step, memory and use of each device, and the
-    operators that take the most time.
+    operators that take the most time. Without a script, the engine trains a cell: that of the options, or each one in
+    a file.
     """
+    if script is None and cells is not None:
+        _emulate_cells(from_file(EmulatedCell, cells, only, given), names_in(timelines), needed_out(out))
+    elif script is None:
+        _emulate_cell(from_options(EmulatedCell, given), trace, out)
+    elif wrong := [option_name((name,)) for name in given if name not in ("profile", "host_time")]:
+        raise ConfigError([f"options of a cell must be left out with a script, got {', '.join(wrong)}; leave them out"])
+    else:
+        options = {"devices": devices, "races": races, "host_time": given.get("host_time", True)}
+        _emulate_script(script, arguments or [], given.get("profile", "h100"), trace, **options)
+
+
+def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out: Path) -> None:
+    """Emulate cells in this process and write their raw results; without a C++ compiler each one is skipped."""
+    check_writable(out)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from gpipe_bench.bench.running.emulated import emulate_cells
+
+    tell_microbatches(cells)
+    with progress("emulating") as task:
+        results = emulate_cells(cells, teller(task, sum(one.steps - 1 for one in cells)), timelines)
+    write_files({out: results_json(results)})
+    if all(result.row.status == "skipped" for result in results):
+        typer.echo(f"wrote {out}: 0 cells emulated, {len(cells)} skipped")
+        return
+    typer.echo(f"wrote {out} with {len(results)} steps of {len(cells)} emulated cells")
+    from gpipe_bench.emulator.library import leave
+
+    leave(0)
+
+
+def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> None:
+    """Emulate one cell, and print its last step."""
+    from gpipe_bench.emulator.build import obstacle
+
+    for path in filter(None, (trace, out)):
+        check_writable(path)
+    if reason := obstacle():
+        raise UnsupportedError(reason)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from gpipe_bench.bench.running.emulated import emulate_cells
+    from gpipe_bench.cli.simulate import write_results
+    from gpipe_bench.cli.simulated_table import print_simulation
+    from gpipe_bench.emulator.library import leave
+
+    tell_microbatches([cell])
+    with progress(f"emulating {cell.model} on {cell.schedule_devices} devices"):
+        results = emulate_cells([cell])
+    print_simulation(results[-1], [])
+    write_results(results, trace, None, out)
+    leave(0)
+
+
+def _emulate_script(
+    script: Path,
+    arguments: Sequence[str],
+    profile: str,
+    trace: Path | None,
+    *,
+    devices: int,
+    races: bool,
+    host_time: bool,
+) -> None:
     from gpipe_bench.emulator.build import obstacle
     from gpipe_bench.simulator.hardware.profile import load_profile
 
@@ -61,7 +148,7 @@ def emulate(
     from gpipe_bench.emulator.script import run_script, script_traceback
 
     try:
-        run = run_script(script, arguments or [], devices=devices, profile=hardware, races=races, host_time=host_time)
+        run = run_script(script, arguments, devices=devices, profile=hardware, races=races, host_time=host_time)
     except Exception as error:
         text = script_traceback(error, script)
         if text is None:

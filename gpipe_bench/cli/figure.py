@@ -80,6 +80,18 @@ def why(rows: Rows, out: Out) -> None:
     _say(draw(why_figure, read_rows(rows), out))
 
 
+@app.command("schedules")
+def schedules(
+    rows: Rows,
+    out: Out,
+    part: Annotated[str, typer.Option(help="pareto, scaling, bubbles or timelines.")] = "pareto",
+) -> None:
+    """Draw schedules beside each other; needs the tables of devices, or of events, beside the rows."""
+    from gpipe_bench.figures.schedule_parts import draw_schedules
+
+    _say(draw_schedules(rows, out, part))
+
+
 @app.command("tables")
 def tables(
     rows: Rows,

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from pydantic import BaseModel
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.arguments import nearest
@@ -69,7 +68,7 @@ def _devices() -> tuple[str, ...]:
     return DEVICES
 
 
-_VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
+VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "model": _models,
     "variant": _variants,
     "profile": _profiles,
@@ -77,37 +76,12 @@ _VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "device": _devices,
     "evidence": lambda: ("measured", "emulated", "simulated"),
 }
+"""Values that options are completed to, by the name of a setting."""
 
 
 def named(name: str, text: str) -> Any:
     """An option that is completed like the setting ``name``."""
-    return typer.Option(help=text, autocompletion=complete(_VALUES[name]))
-
-
-def settings_of(section: type[BaseModel]) -> Callable[[str], Any]:
-    """Makes options that are named, described and completed like the settings of ``section``.
-
-    ``default`` describes a default that depends on other options.
-    """
-
-    def option(name: str, *, default: str | bool = True) -> Any:
-        field = section.model_fields[name]
-        values = _VALUES.get(name)
-        if get_origin(field.annotation) is Literal:
-            choices = get_args(field.annotation)
-            values = lambda: choices  # noqa: E731 - a name for it would say nothing more
-        completion = complete(values) if values else None
-        return typer.Option(help=field.description, show_default=default, autocompletion=completion)
-
-    return option
-
-
-def order_of(backward: str | None, schedule: str | None, processes: int = 1) -> dict[str, str]:
-    """Both settings. Without ``--backward`` a schedule that is given, or needed, drives the backward pass."""
-    return {
-        "backward": backward or ("scheduled" if schedule or processes > 1 else "autograd"),
-        "schedule": schedule or "gpipe",
-    }
+    return typer.Option(help=text, autocompletion=complete(VALUES[name]))
 
 
 def number(text: str, least: float = 0.0, most: float = _DAY_S) -> Any:

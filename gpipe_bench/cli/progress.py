@@ -20,7 +20,7 @@ _EVERY_S: Final = 60.0
 """Seconds between two plain lines, at least: the logs of a workflow stay readable."""
 
 
-class Task:
+class Progress:
     """One long piece of work that is under way.
 
     Args:
@@ -61,7 +61,7 @@ class Task:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Task]:
+def progress(what: str) -> Iterator[Progress]:
     """Show progress on stderr while the block runs; nothing of it is left on a terminal.
 
     Args:
@@ -69,10 +69,10 @@ def progress(what: str) -> Iterator[Task]:
     """
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield Task(what, None)
+        yield Progress(what, None)
         return
     with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
-        yield Task(what, live)
+        yield Progress(what, live)
 
 
 def _time(seconds: float) -> str:

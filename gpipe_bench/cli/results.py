@@ -50,12 +50,11 @@ def published(
 ) -> None:
     """Write the published values as rows like all others, so that figures can stand them beside simulated ones."""
     from gpipe_bench.bench.published.values import published_rows
-    from gpipe_bench.results.rows import Row
-    from gpipe_bench.results.tables import csv_text
+    from gpipe_bench.results.labels import rows_text
     from gpipe_bench.util.files import write_files
 
     rows = published_rows(folder or PUBLISHED_FOLDER)
-    write_files({out: csv_text(Row.columns(), [row.to_dict() for row in rows])})
+    write_files({out: rows_text(rows)})
     typer.echo(f"wrote {out} with {len(rows)} rows")
 
 

@@ -1,4 +1,4 @@
-"""``schedule``: prove, draw, time or write a schedule, by its name or from a file of one's own."""
+"""``schedule``: prove, draw, time, run or write a schedule, by its name or from a file of one's own."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from typing import Annotated
 
 import typer
 
+from gpipe_bench.cli.schedule_runs import add_runs
+from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
 from gpipe_bench.errors import ConfigError, ScheduleError
 from gpipe_bench.results.tables import lines_text
-from gpipe_bench.schedules import SCHEDULES, Durations, Schedule, drawn, named_schedule, read_csv, timing, to_csv
+from gpipe_bench.schedules import Durations, drawn, timing, to_csv
 from gpipe_bench.schedules import check as checked
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.util.files import write_files
 
-app = typer.Typer(help="Check, draw, time and write schedules, by name or from a CSV file.", no_args_is_help=True)
-
-Source = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help=f"{', '.join(SCHEDULES)}; or a CSV file with a line for each device.")
-]
-Devices = Annotated[int, typer.Option(help="p, for a name.")]
-Microbatches = Annotated[int, typer.Option(help="m, for a name.")]
-PerDevice = Annotated[int, typer.Option(help="Partitions on each device, for looped_bfs and interleaved.")]
+app = typer.Typer(help="Check, draw, time, run and write schedules, by name or from a CSV file.", no_args_is_help=True)
 
 Skips = Annotated[
     list[str] | None,
@@ -38,7 +32,7 @@ def check(
     skips: Skips = None,
 ) -> None:
     """Prove that a schedule can run, and print what is known of it; else the first problems, and exit status 2."""
-    schedule = _schedule(source, devices, microbatches, per_device)
+    schedule = schedule_of(source, devices, microbatches, per_device)
     facts = checked(schedule, [_ends(text) for text in skips or ()])
     homes = " ".join(map(str, facts.placement))
     typer.echo(f"{len(facts.schedule.devices)} devices, {facts.partitions} partitions, on devices {homes}")
@@ -51,7 +45,7 @@ def check(
 @app.command("draw")
 def draw(source: Source, devices: Devices = 4, microbatches: Microbatches = 8, per_device: PerDevice = 2) -> None:
     """Draw a schedule as text: a line for each device, time to the right, T_F = T_B = T_W."""
-    typer.echo(drawn(checked(_schedule(source, devices, microbatches, per_device)).schedule))
+    typer.echo(drawn(checked(schedule_of(source, devices, microbatches, per_device)).schedule))
 
 
 @app.command("time")
@@ -67,7 +61,7 @@ def time(  # noqa: PLR0917 - options, which have names on the command line
     out: Annotated[Path | None, typer.Option(help="CSV file for the start and end of each action.")] = None,
 ) -> None:
     """Compute when each action runs, without simulation; print the makespan, the spans and both bubbles."""
-    schedule = checked(_schedule(source, devices, microbatches, per_device)).schedule
+    schedule = checked(schedule_of(source, devices, microbatches, per_device)).schedule
     if min(forward, inputs, weights, transfer) < 0:
         got = f"{forward}, {inputs}, {weights} and {transfer}"
         raise ConfigError([f"durations must be 0 or more, got {got}; correct them"])
@@ -95,23 +89,11 @@ def write(
     per_device: PerDevice = 2,
 ) -> None:
     """Write a schedule as CSV, to change it, or to train with it in PyTorch, torchtitan or NeMo Automodel."""
-    write_files({out: to_csv(checked(_schedule(source, devices, microbatches, per_device)).schedule)})
+    write_files({out: to_csv(checked(schedule_of(source, devices, microbatches, per_device)).schedule)})
     typer.echo(f"wrote {out}")
 
 
-def _schedule(source: str, devices: int, microbatches: int, per_device: int) -> Schedule:
-    """The schedule of that name, or of that file.
-
-    Raises:
-        ScheduleError: there is neither, or not for these numbers, or the file has fields that are no actions.
-    """
-    if source in SCHEDULES:
-        parts = (per_device if source in ("looped_bfs", "interleaved") else 2) if source in TWO_PER_DEVICE else 1
-        return named_schedule(source, microbatches, devices * parts, devices)
-    if not Path(source).exists():
-        rule = f"a schedule must be one of {', '.join(SCHEDULES)}, or a CSV file"
-        raise ScheduleError([f"{rule}, got {source!r}; correct the name or the path"])
-    return read_csv(Path(source).read_text(encoding="utf-8", errors="replace"))
+add_runs(app)
 
 
 def _ends(text: str) -> tuple[int, int]:

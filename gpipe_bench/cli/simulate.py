@@ -1,125 +1,102 @@
-"""``simulate``: one pipeline in virtual time, beside its published values."""
+"""``simulate``: one pipeline in virtual time, beside its published values, or the cells of a file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from gpipe_bench.bench.spec.settings import AUTO
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.bench.storage.raw import RawResult, results_json
 from gpipe_bench.bench.storage.tables import configurations_beside
-from gpipe_bench.cli.options import named, order_of, settings_of, tell_layers, tell_loss, tell_microbatches
+from gpipe_bench.bench.storage.trace import write_trace
+from gpipe_bench.cli.cells import (
+    CellFile,
+    Only,
+    RawOut,
+    Timelines,
+    from_file,
+    from_options,
+    names_in,
+    needed_out,
+    teller,
+    with_settings,
+)
+from gpipe_bench.cli.options import Processes, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
-from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.table import MODELS, parse_arguments
-from gpipe_bench.results.rows import Row
-from gpipe_bench.results.tables import csv_text
-from gpipe_bench.schedules.table import partition_count
+from gpipe_bench.cli.simulated_table import print_simulation
+from gpipe_bench.results.labels import rows_text
+from gpipe_bench.results.timeline import TimelineEvent
 from gpipe_bench.util.files import check_writable, write_files
 
-if TYPE_CHECKING:
-    from gpipe_bench.bench.storage.raw import RawResult
-
-_DEFAULT: Final = SimulatedCell()
-_setting: Final = settings_of(SimulatedCell)
+_START: Final = {"model_args": "", "batch_size": 128, "chunks": 8, "balance": AUTO, "flavour": "current"}
+_SHOWN: Final = {**_START, "model_args": "published ones", "partitions": "those of --balance, else 1"}
 
 
+@with_settings(SimulatedCell, start=_SHOWN, without=("evidence",))
 def simulate(
     *,
-    model: Annotated[str, _setting("model")] = _DEFAULT.model,
-    model_args: Annotated[str, typer.Option(help="'key=value' joined by ';'; published ones else.")] = "",
-    batch_size: Annotated[int, _setting("batch_size")] = 128,
-    devices: Annotated[
-        int | None, typer.Option(min=1, help="Devices.  [default: those of --balance, else one]", show_default=False)
-    ] = None,
-    balance: Annotated[
-        str,
-        typer.Option(help="Layers per partition, joined by '-'.  [default: even in simulated time on --devices]"),
-    ] = "",
-    chunks: Annotated[int, _setting("chunks")] = 8,
-    checkpoint: Annotated[str, _setting("checkpoint")] = _DEFAULT.checkpoint,
-    components: Annotated[str, named("variant", "Label of the components that are on.")] = _DEFAULT.variant,
-    backward: Annotated[str | None, _setting("backward", default="scheduled with --schedule, else autograd")] = None,
-    schedule: Annotated[str | None, _setting("schedule", default="gpipe")] = None,
-    transfer: Annotated[str, _setting("transfer")] = _DEFAULT.transfer,
-    optimizer: Annotated[str, _setting("optimizer")] = _DEFAULT.optimizer,
-    profile: Annotated[str, _setting("profile")] = _DEFAULT.profile,
-    precision: Annotated[str, _setting("precision")] = _DEFAULT.precision,
-    masters: Annotated[bool, _setting("masters")] = _DEFAULT.masters,
-    hosts: Annotated[int, _setting("hosts")] = _DEFAULT.hosts,
-    network: Annotated[str, _setting("network")] = _DEFAULT.network,
-    flavour: Annotated[str, _setting("flavour")] = "current",
+    given: dict[str, Any],
+    cells: CellFile = None,
+    only: Only = "",
+    timelines: Timelines = "",
+    out: RawOut = None,
+    processes: Processes = 1,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
     rows: Annotated[
         Path | None, typer.Option(help="Write the row as a table, a CSV file, and beside it its configuration.")
     ] = None,
 ) -> None:
-    """Simulate one training step of a pipeline on hardware that need not be here.
+    """Simulate one training step of a pipeline on hardware that need not be here, or of each one in a file of cells.
 
     Prints throughput, memory and the split of each device's time, and, where somebody published a cell of the same
     settings, published and simulated value with the error. A pipeline that does not fit the memory is a result too: the
     row says how much which device needs, and the exit status is 0.
     """
-    given = {name: value for name, value in locals().items() if name in SimulatedCell.model_fields}
-    given |= {"variant": components, **order_of(backward, schedule)}
-    if devices is None:
-        layers = balance or str(_layers(model, model_args))
-        given |= {"balance": layers, "partitions": len(layers.split("-"))}
-    else:
-        given |= _on_devices(devices, balance, schedule)
-    names = {"variant": "--components", "partitions": "--balance" if devices is None else "partitions on --devices"}
-    cell = validated(SimulatedCell, given, lambda path: names.get(path[0], f"--{path[0].replace('_', '-')}"))
+    if cells is not None:
+        simulate_file(from_file(SimulatedCell, cells, only, given), names_in(timelines), needed_out(out), processes)
+        return
+    one_device = {} if "balance" in given else {"partitions": 1}
+    cell = from_options(SimulatedCell, {**_START, **one_device, **given})
     tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
-    for path in filter(None, (trace, rows)):
+    for path in filter(None, (trace, rows, out)):
         check_writable(path)
     from gpipe_bench.bench.published.values import published_for
     from gpipe_bench.bench.running.simulated import simulate_cells
-    from gpipe_bench.cli.simulated_table import print_simulation
 
     tell_microbatches([cell])
     with progress(f"simulating {cell.model} on {cell.partitions} devices"):
         result = simulate_cells([cell])[0]
     # Published runs trained in float32, on one host.
     print_simulation(result, published_for([result.row]) if (cell.precision, cell.hosts) == ("float32", 1) else [])
-    _write(result, trace, rows)
+    write_results([result], trace, rows, out)
 
 
-def _on_devices(devices: int, balance: str, schedule: str | None) -> dict[str, Any]:
-    """Partitions for so many devices, and a balance that has as many, or is found.
+def simulate_file(cells: Sequence[SimulatedCell], timelines: Sequence[str], out: Path, processes: int) -> None:
+    """Simulate cells in this process and others, and write their raw results into one file."""
+    check_writable(out)
+    from gpipe_bench.bench.running.simulated import simulate_cells
 
-    Raises:
-        ConfigError: ``balance`` is one for other devices.
-    """
-    partitions = partition_count(schedule, devices)
-    sizes = balance.split("-")
-    if balance not in ("", AUTO) and len(sizes) != partitions:
-        rule = f"--balance must have {partitions} entries for --devices {devices}"
-        rule += f" and --schedule {schedule}" if partitions > devices else ""
-        raise ConfigError([f"{rule}, got {len(sizes)} in {balance}; change it, or leave one of them out"])
-    return {"partitions": partitions, "balance": balance or AUTO}
+    tell_microbatches(cells)
+    with progress("simulating") as task:
+        results = simulate_cells(cells, teller(task, len(cells)), timelines, processes=processes)
+    write_files({out: results_json(results)})
+    typer.echo(f"wrote {out} with {len(results)} simulated cells")
 
 
-def _layers(model: str, model_args: str) -> int:
-    """Layers of the model; 1 for one that is wrong, of which the validation then says what."""
-    try:
-        return MODELS[model].layers(parse_arguments(model, model_args))
-    except (ConfigError, KeyError):
-        return 1
-
-
-def _write(result: RawResult, trace: Path | None, rows: Path | None) -> None:
-    from gpipe_bench.bench.storage.trace import write_trace
-    from gpipe_bench.results.timeline import TimelineEvent
-
-    row = result.row
+def write_results(results: Sequence[RawResult], trace: Path | None, rows: Path | None, out: Path | None) -> None:
+    """Write the files that were asked for; trace and table have the last result."""
+    result, row = results[-1], results[-1].row
     if trace is not None:
         write_trace(trace, row.variant, row, [TimelineEvent(**event) for event in result.events], row.reason)
-        typer.echo(f"wrote {trace}")
+    texts = {out: results_json(results)} if out is not None else {}
     if rows is not None:
-        texts = {rows: csv_text(Row.columns(), [row.to_dict()])}
-        write_files({**texts, **configurations_beside(rows, [result.configuration])})
-        typer.echo(f"wrote {rows}")
+        table = rows_text([row])
+        texts |= {rows: table, **configurations_beside(rows, [result.configuration])}
+    write_files(texts)
+    for path in filter(None, (trace, rows, out)):
+        typer.echo(f"wrote {path}")

@@ -55,7 +55,7 @@ def _title(row: Row, settings: Mapping[str, Any]) -> str:
     pipeline = f"{row.partitions} partitions ({row.balance}), {row.microbatches} micro-batches, batch {row.batch_size}"
     how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {_order(row)}"
     how += f", {settings['precision']}" if "precision" in settings else ""
-    where = f"simulated on {row.device_count} x {row.device} ({row.profile})"
+    where = f"{row.evidence} on {row.device_count} x {row.device} ({row.profile})"
     where += f" in {settings['hosts']} hosts over {settings['network']}" if "hosts" in settings else ""
     return f"{row.model} ({row.model_args})\n{pipeline}; {how}\n{where}"
 
@@ -63,7 +63,7 @@ def _title(row: Row, settings: Mapping[str, Any]) -> str:
 def _order(row: Row) -> str:
     """What orders the passes."""
     schedule = f"schedule {row.schedule}, " if row.backward == "scheduled" else ""
-    return f"{schedule}autograd {row.flavour}"
+    return f"{schedule}autograd {row.flavour}" if row.flavour else f"{schedule}autograd"
 
 
 def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:
@@ -78,7 +78,7 @@ def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:
 def _totals(row: Row) -> str:
     memory = f"{_number(row.peak_allocated_gib)} GiB allocated, {_number(row.peak_reserved_gib)} GiB reserved"
     throughput, step = row.throughput_samples_per_s or 0.0, row.step_time_ms or 0.0
-    return f"{throughput:.2f} samples/s simulated, {step:.2f} ms per step; {memory} over all devices"
+    return f"{throughput:.2f} samples/s {row.evidence}, {step:.2f} ms per step; {memory} over all devices"
 
 
 def _comparison(row: Row, published: Sequence[Row]) -> Grid:

@@ -32,6 +32,8 @@ from gpipe_bench.emulator.shapes import load_shapes
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import EmulationRequest, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
+from gpipe_bench.schedules import Schedule
+from gpipe_bench.simulator.arguments import ScheduleLike
 from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.clock.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
@@ -81,7 +83,7 @@ def emulate(
     chunks: int = 1,
     checkpoint: str = "except_last",
     components: Components = Components(),  # noqa: B008 - frozen
-    schedule: str | None = None,
+    schedule: ScheduleLike | None = None,
     transfer: str = "direct",
     optimizer: str | None = "sgd",
     profile: str | Path | Profile = "p40",
@@ -101,7 +103,7 @@ def emulate(
         chunks: how many micro-batches a mini-batch is split into; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
-        schedule: the name of a schedule; None: the paper's executor, with autograd's backward pass.
+        schedule: a name, a schedule, or a list of ``(kind, i, j)`` for each device; None: the paper's executor.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile; one per process.
@@ -114,25 +116,27 @@ def emulate(
 
     Raises:
         ConfigError: arguments are wrong, all of which it lists.
-        BalanceError: the sum of ``balance`` is not the number of layers.
+        BalanceError, ScheduleError: the balance does not fit the layers; the schedule does not exist for these numbers.
         CompilerError: the virtual devices do not compile.
-        ScheduleError: the schedule does not exist for these numbers.
     """
-    request = EmulationRequest(
+    return _emulated(EmulationRequest(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile,
         devices=devices, sample=sample, loss=loss, target=target, steps=steps, host_time=host_time,
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def _emulated(request: EmulationRequest) -> Emulation:
     request.check()
-    numbers = _numbers(devices, max(request.homes) + 1)
+    numbers = _numbers(request.devices, max(request.homes) + 1)
     hardware = request.hardware
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
     work = work_of(request)
     trace, spans = _trained(work, request, places)
-    m = len(microbatch_sizes(batch_size, chunks))
+    m = len(microbatch_sizes(request.batch_size, request.chunks))
     base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, request, hardware, places))
-    replayed = replay(trace, HardwareMachine(hardware), host_time=host_time)
+    replayed = replay(trace, HardwareMachine(hardware), host_time=request.host_time)
     if replayed.shortage:
         return _out_of_memory(base, replayed.memory, replayed.shortage)
     each = tuple(_steps(base, replayed, spans, tuple(numbers[home] for home in request.homes)))
@@ -199,7 +203,7 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
         request.balance,
         hardware,
         backward="scheduled" if request.schedule else "autograd",
-        schedule=request.schedule or "gpipe",
+        schedule="own" if isinstance(request.order, Schedule) else request.order or "gpipe",
         transfer=request.transfer,
         chunks=request.chunks,
         checkpoint=request.checkpoint,

@@ -108,9 +108,9 @@ def busy_devices(events: Sequence[TimelineEvent], devices: Sequence[int], length
 
 
 def _running(events: Sequence[TimelineEvent], device: int, length_us: float) -> Iterator[tuple[float, float]]:
-    """When a device ran a task, or a copy that it sends."""
+    """When a device ran a task, or a copy that it sends; a device may run tasks of a step before it, or after it."""
     for event in events:
-        if event.device == f"cuda:{device}":
+        if event.device == f"cuda:{device}" and event.end_us > 0 and event.start_us < length_us:
             yield max(event.start_us, 0.0), min(event.end_us, length_us)
 
 

@@ -19,9 +19,9 @@ from gpipe_bench.emulator.library import MOST
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
-from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules import Schedule
 from gpipe_bench.schedules.table import placement
-from gpipe_bench.simulator.arguments import TrainingRequest
+from gpipe_bench.simulator.arguments import TrainingRequest, schedule_problems
 from gpipe_bench.simulator.tracing.specs import meta_twin
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer
@@ -50,7 +50,6 @@ class Work:
 class EmulationRequest(TrainingRequest):
     """The arguments of :func:`gpipe_bench.emulator.emulate.emulate`."""
 
-    schedule: str | None
     sample: Tensor | None
     steps: int
     host_time: bool
@@ -58,7 +57,13 @@ class EmulationRequest(TrainingRequest):
     @property
     def homes(self) -> tuple[int, ...]:
         """For each partition its device of the schedule."""
-        return placement(self.schedule, len(self.balance))
+        return placement(self.order, len(self.balance))
+
+    @property
+    def order(self) -> str | Schedule | None:
+        """The schedule or its name."""
+        given = self.schedule
+        return given if given is None or isinstance(given, str | Schedule) else Schedule.of(given)
 
     def check(self) -> None:
         """Check the arguments; some can be simulated and not emulated.
@@ -66,11 +71,9 @@ class EmulationRequest(TrainingRequest):
         Raises:
             ConfigError: all problems at once.
         """
-        found = [*self.problems(most_devices=MOST, per_partition=False)]
+        found = [*self.problems(most_devices=MOST, per_partition=False), *schedule_problems(self.schedule)]
         if self.steps in (None, 1):
             found.append(f"steps must be a whole number of at least 2, got {self.steps}; the first is a warm-up")
-        if self.schedule is not None and self.schedule not in SCHEDULES:
-            found.append(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r:.60}; simulate others")
         if isinstance(self.sample, tuple):
             got = f"a tuple of {len(self.sample)}"
             found.append(f"sample must be a tensor, got {got}; let the first layer cut it up")
@@ -129,15 +132,14 @@ class Training:
             chunks=request.chunks,
             checkpoint=request.checkpoint,
             components=request.components,
-            schedule=request.schedule,
+            schedule=request.order,
             transfer=request.transfer,
         )
         first, last = self.pipe.devices[0], self.pipe.devices[-1]
         self._inputs = torch.empty_like(work.inputs, device=first)
         self._target = None if work.target is None else torch.empty_like(work.target, device=last)
         self._loss = work.loss
-        # Where backward passes begin before the last forward pass, there is no output to call backward() on.
-        self._whole = request.schedule in (None, "gpipe")
+        self._whole = request.schedule is None
         self._optimizer = make_optimizer(request.optimizer, self.pipe.parameters()) if request.optimizer else None
 
     def step(self) -> None:

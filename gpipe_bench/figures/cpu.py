@@ -21,7 +21,8 @@ from gpipe_bench.figures.published import (
 )
 from gpipe_bench.figures.style import INK, LEFT_IN, OKABE_ITO
 from gpipe_bench.figures.text import TIMES, significant
-from gpipe_bench.results.outcomes import LOOP, MICROBATCH_LOOP, PAPER, THROUGHPUT, CpuGroup, Outcome
+from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
+from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Outcome
 
 CPU_READING: Final = (
     "Plain loop: the nn.Sequential without a pipeline, the whole batch at once in one thread, nothing recomputed. "

@@ -27,27 +27,32 @@ class Frame:
 
     def axes(self, left_in: float, width_in: float, top_in: float = 0.0, height_in: float | None = None) -> Axes:
         """Axes in this strip; ``top_in`` counts from the strip's top, the height reaches its end unless given."""
-        total = self.figure.get_figheight()
+        wide, total = self.figure.get_size_inches()
         height = self.height_in - top_in if height_in is None else height_in
         bottom = total - self.top_in - top_in - height
-        return self.figure.add_axes((left_in / WIDTH_IN, bottom / total, width_in / WIDTH_IN, height / total))
+        return self.figure.add_axes((left_in / wide, bottom / total, width_in / wide, height / total))
 
     def legend(self, handles: Sequence[Any], columns: int, **spacing: Any) -> None:
         """A legend in the middle of this strip."""
-        axes = self.axes(0.0, WIDTH_IN)
+        axes = self.axes(0.0, self.figure.get_figwidth())
         axes.set_axis_off()
         axes.legend(handles=handles, loc="center", ncols=columns, borderpad=0, **spacing)
 
     def text(self, x_in: float, y_in: float, text: str, **style: Any) -> None:
         """Text whose top left corner lies at ``(x_in, y_in)`` of this strip, unless ``style`` says otherwise."""
         y = 1 - (self.top_in + y_in) / self.figure.get_figheight()
-        self.figure.text(x_in / WIDTH_IN, y, text, **{"va": "top", "ha": "left", **style})
+        self.figure.text(x_in / self.figure.get_figwidth(), y, text, **{"va": "top", "ha": "left", **style})
 
 
 class Page:
-    """Strips, added from top to bottom and drawn once the height of all of them is known."""
+    """Strips, added from top to bottom and drawn once the height of all of them is known.
 
-    def __init__(self) -> None:
+    Args:
+        width_in: of the figure: one column of a paper, or both.
+    """
+
+    def __init__(self, width_in: float = WIDTH_IN) -> None:
+        self.width_in = width_in
         self._strips: list[tuple[float, Callable[[Frame], None]]] = []
 
     def strip(self, height_in: float, draw: Callable[[Frame], None]) -> None:
@@ -60,7 +65,7 @@ class Page:
 
     def paragraph(self, text: str, *, colour: str = INK, left_in: float = _MARGIN_IN, bold: bool = False) -> None:
         """Add running text, broken to the width of the column."""
-        lines = wrap(text, (WIDTH_IN - left_in - _MARGIN_IN) * 72, bold=bold)
+        lines = wrap(text, (self.width_in - left_in - _MARGIN_IN) * 72, bold=bold)
         leading = FONT_PT * _LEADING / 72
 
         def draw(frame: Frame) -> None:
@@ -72,7 +77,7 @@ class Page:
     def heading(self, title: str, *evidence: str) -> None:
         """Add a title, at its right a badge for each kind of evidence that is shown, one below the other."""
         badge_in = (max(text_width_pt(kind, FONT_PT, bold=True) for kind in evidence) + 8) / 72
-        lines = wrap(title, (WIDTH_IN - 2 * _MARGIN_IN - badge_in - 0.06) * 72, TITLE_PT, bold=True)
+        lines = wrap(title, (self.width_in - 2 * _MARGIN_IN - badge_in - 0.06) * 72, TITLE_PT, bold=True)
         leading = TITLE_PT * _LEADING / 72
 
         def draw(frame: Frame) -> None:
@@ -86,7 +91,7 @@ class Page:
     def render(self) -> Figure:
         """Draw all strips into a figure as high as they are together."""
         height = sum(height for height, _ in self._strips) + 2 * _MARGIN_IN
-        figure = new_figure(height)
+        figure = new_figure(height, self.width_in)
         top = _MARGIN_IN
         for height_in, draw in self._strips:
             draw(Frame(figure, top, height_in))
@@ -99,4 +104,12 @@ def _draw_badge(frame: Frame, evidence: str, top_in: float) -> None:
     # A dashed frame for what did not run here and now, so that the badge reads without its colour too.
     line = "solid" if evidence == "measured" else "dashed"
     box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": colour, "linewidth": 0.8, "linestyle": line}
-    frame.text(WIDTH_IN - _MARGIN_IN - 3 / 72, top_in, evidence, ha="right", color=colour, fontweight="bold", bbox=box)
+    frame.text(
+        frame.figure.get_figwidth() - _MARGIN_IN - 3 / 72,
+        top_in,
+        evidence,
+        ha="right",
+        color=colour,
+        fontweight="bold",
+        bbox=box,
+    )

@@ -16,6 +16,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ablation_figure
 from gpipe_bench.figures.advice import advice_figure
 from gpipe_bench.figures.published_tables import printed_metric, published_tables_figure
+from gpipe_bench.figures.schedule_parts import draw_schedules
 from gpipe_bench.figures.shares import shares_figure
 from gpipe_bench.figures.style import draw
 from gpipe_bench.figures.sweep import sweep_figure
@@ -68,6 +69,9 @@ def _draw(figure: ReferenceFigure, stem: Path, published: Sequence[Row]) -> list
     if figure.kind == "timelines":
         events, (head, *_) = figure.table.with_name(f"{figure.table.stem}_events.csv"), read_rows(figure.table)
         return draw_timelines(events, figure.table, stem, head.evidence)
+    if figure.kind == "schedules":
+        beside = figure.table.parents[2] / "simulated" / figure.table.parent.name / figure.table.name
+        return draw_schedules(figure.table, stem, figure.name.rpartition("_")[2], beside)
     rows = read_rows(figure.table)
     if figure.kind in ("ablation", "shares", "tables"):
         rows = _with_twins(rows, figure.table)

@@ -1,6 +1,7 @@
 """What all figures share: size, fonts, colours, the evidence badge, and files that are the same at every drawing.
 
-Every figure is as wide as one column of a two-column paper, 3.4 inches; no text in it is smaller than 7 points.
+Every figure is as wide as one column of a two-column paper, 3.4 inches, or as both, 7 inches; no text in it is smaller
+than 7 points.
 Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), told apart under the common colour deficiencies;
 colour never stands alone, a marker or a hatch says the same. Fonts are matplotlib's own DejaVu Sans, embedded, so that
 a figure does not depend on what is installed.
@@ -24,6 +25,7 @@ from gpipe_bench.util.files import write_files
 T = TypeVar("T")
 
 WIDTH_IN: Final = 3.4
+BOTH_IN: Final = 7.0
 LEFT_IN: Final = 0.90
 RIGHT_IN: Final = 0.10
 FONT_PT: Final = 7.0
@@ -101,9 +103,9 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def new_figure(height_in: float) -> Figure:
+def new_figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
     """An empty figure, made without pyplot and so without a display or global state."""
-    figure = Figure(figsize=(WIDTH_IN, height_in))
+    figure = Figure(figsize=(width_in, height_in))
     FigureCanvasAgg(figure)
     return figure
 

@@ -11,7 +11,8 @@ from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.text import TIMES
 from gpipe_bench.report.tables import Field, PageTable, number_words
 from gpipe_bench.results.intervals import median_interval, ratio_interval
-from gpipe_bench.results.outcomes import LOOP, way_of
+from gpipe_bench.results.labels import LOOP
+from gpipe_bench.results.outcomes import way_of
 from gpipe_bench.results.rows import EVIDENCE, Row
 
 _APART: Final = ("evidence", "model", "flavour")

@@ -19,7 +19,18 @@ from gpipe_bench.report.peers import peer_tables
 from gpipe_bench.report.sources import Source
 from gpipe_bench.report.tables import PageTable, lifted, plain_tables
 
-_ORDER: Final = ("ablation", "speed", "memory", "sweep", "advice", "timeline", "predictions", "transparency", "peers")
+_ORDER: Final = (
+    "ablation",
+    "speed",
+    "memory",
+    "sweep",
+    "schedules",
+    "advice",
+    "timeline",
+    "predictions",
+    "transparency",
+    "peers",
+)
 _OTHER: Final = "figures"
 _PART_OF: Final = {"why": "sweep", "settings": "published"}
 _TITLES: Final = {"timeline": "Timeline figures", "published": "Published values", _OTHER: "Other figures"}

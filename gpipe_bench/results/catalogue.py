@@ -66,17 +66,28 @@ def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:
 
 def _figures(table: Path) -> Iterator[ReferenceFigure]:
     place = f"{table.parent.parent.name}-{table.parent.name}"
-    virtual = table.parent.parent.name in ("simulated", "emulated")
     if table.stem == "ablation":
-        yield ReferenceFigure("ablation", table, place, "ablation")
-        if virtual:
-            yield ReferenceFigure("shares", table, place, "ablation_shares")
-            if table.with_name("ablation_events.csv").is_file():
-                yield ReferenceFigure("timelines", table, place, "ablation_timelines")
+        yield from _ablation_figures(table, place)
     elif table.stem in ("speed", "memory"):
         yield ReferenceFigure("tables", table, place, table.stem)
     elif table.stem.startswith("sweep_"):
         yield ReferenceFigure("sweep", table, place, table.stem)
         yield ReferenceFigure("why", table, place, table.stem.replace("sweep_", "why_", 1))
+    elif table.stem.startswith("schedules"):
+        yield from _schedule_figures(table, place)
     elif table.stem.startswith("advice"):
         yield ReferenceFigure("advice", table, place, table.stem)
+
+
+def _ablation_figures(table: Path, place: str) -> Iterator[ReferenceFigure]:
+    yield ReferenceFigure("ablation", table, place, "ablation")
+    if not place.startswith("measured"):
+        yield ReferenceFigure("shares", table, place, "ablation_shares")
+        if table.with_name("ablation_events.csv").is_file():
+            yield ReferenceFigure("timelines", table, place, "ablation_timelines")
+
+
+def _schedule_figures(table: Path, place: str) -> Iterator[ReferenceFigure]:
+    parts = ("pareto", "scaling") if place.startswith("simulated") else ("bubbles",)
+    for part in ("timelines",) if table.stem == "schedules_timelines" else parts:
+        yield ReferenceFigure("schedules", table, place, f"schedules_{part}")

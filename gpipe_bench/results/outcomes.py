@@ -13,15 +13,13 @@ from typing import ClassVar, Final
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.results.intervals import Interval, median_interval, ratio_interval
+from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER, run_as
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.shapley import Share, shapley_shares
 from gpipe_bench.schedules import SCHEDULES
 
 FAILURES: Final = ("unsupported", "oom", "error", "skipped")
 THROUGHPUT: Final = "throughput_samples_per_s"
-LOOP: Final = "plain loop"
-MICROBATCH_LOOP: Final = "micro-batch loop"
-PAPER: Final = "paper's executor"
 _BASELINE: Final = "baseline"
 _ON_A_CPU: Final = "dep-x-ptl"
 _CPU_SETTING: Final = ("model", "model_args", "batch_size", "seed", "device", "profile")
@@ -141,11 +139,8 @@ def way_of(row: Row) -> str:
     """How a row of a CPU's ablation was run; empty for every other row."""
     if (row.experiment, row.evidence, row.device.partition(" ")[0]) != ("ablation", "measured", "cpu"):
         return ""
-    if row.backward == "scheduled":
-        return row.schedule
-    if row.partitions == 1:
-        return LOOP if row.chunks == 1 else MICROBATCH_LOOP
-    return PAPER if row.variant == _ON_A_CPU else row.variant
+    way = run_as(row)
+    return row.variant if way == PAPER and row.variant != _ON_A_CPU else way
 
 
 def _cpu_groups(rows: Sequence[Row]) -> tuple[list[Group], list[Row]]:

@@ -99,6 +99,9 @@ class Row(Record):
     processes: int | None = 1
     hosts: int | None = 1
     clock_error_us: float | None = None
+    run_as: str = ""
+    autograd: str = ""
+    sweep_kind: str = ""
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:

@@ -83,16 +83,15 @@ def simulate(
         chunks: micro-batches of a mini-batch; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
-        schedule: a name of :mod:`gpipe_bench.schedules`, a schedule, or a list of ``(kind, i, j)`` for each device,
-            which orders all passes as ``pipe.step`` runs them. None: autograd orders the backward pass.
+        schedule: a name, a schedule, or a list of ``(kind, i, j)`` for each device. None: autograd's backward pass.
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         masters: whether the optimizer keeps weights that are halves in float32, too.
         profile: name of a hardware profile, path of a YAML file, or a profile.
         devices: number of each partition's device; empty for one device per partition.
         hosts: that have the devices, as many each, host after host.
-        network: between hosts: a name of ``hardware/networks.yaml``, or of a link of the profile, or a link.
-        sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them, on any device.
+        network: between hosts: a link, or a name of one in ``hardware/networks.yaml`` or the profile.
+        sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
         precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves.
@@ -102,22 +101,18 @@ def simulate(
         cache: folder of stored traces; default: the user's cache folder.
 
     Raises:
-        ConfigError: arguments are wrong, all of which it lists, or the engine would refuse the module.
-        BalanceError, ScheduleError: the balance does not fit the layers; the schedule does not exist, or cannot run.
-        SkipLayoutError, TraceError: skips do not match, or a layer does not run on tensors without values.
+        ConfigError, BalanceError, ScheduleError, SkipLayoutError, TraceError: arguments are wrong, or cannot run.
     """
-    request = SimulationRequest(
-        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
-        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters,
-        profile=profile, devices=devices, hosts=hosts, network=network, sample=sample, loss=loss, target=target,
-        precision=precision, flavour=flavour, steps=steps, memory=memory, cache=cache,
-    )  # fmt: skip
-    request.check()
-    return _answer(request)
+    return _answer(SimulationRequest(
+        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint, loss=loss,
+        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters, steps=steps,
+        profile=profile, devices=devices, hosts=hosts, network=network, sample=sample, target=target, memory=memory,
+        precision=precision, flavour=flavour, cache=cache,
+    ))  # fmt: skip
 
 
 def _answer(request: SimulationRequest) -> Simulation:
-    """The simulation of a request that was checked."""
+    request.check()
     model, balance, schedule, hardware = request.model, request.balance, request.schedule, request.hardware
     _check_module(model)
     settings = Settings(

@@ -99,7 +99,7 @@ class SimulationRequest(TrainingRequest):
         Raises:
             ConfigError: all problems at once.
         """
-        problems = [*self.problems(), *_schedule(self.schedule)]
+        problems = [*self.problems(), *schedule_problems(self.schedule)]
         if problems:
             raise ConfigError(problems)
 
@@ -136,7 +136,8 @@ def _devices(devices: Any, most: int, partitions: Any) -> Iterator[str]:
         yield f"devices must be one per partition, got {len(devices)} for {len(partitions)}; name each, or none"
 
 
-def _schedule(schedule: object) -> Iterator[str]:
+def schedule_problems(schedule: object) -> Iterator[str]:
+    """Why something is no schedule; whether it can run shows later."""
     rule = f"schedule must be one of {', '.join(SCHEDULES)}, a Schedule, or a list of (kind, i, j) per device"
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.spec.cell_files import cells_text
+from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.storage.raw import RawResult, cell_row
 
 # 29 layers on two partitions: milliseconds per step.
@@ -18,7 +19,14 @@ TINY = {
 
 
 def cell(**settings):
-    return Cell.model_validate({**TINY, "transfer": "host", **settings})
+    return MeasuredCell.model_validate({**TINY, "transfer": "host", **settings})
+
+
+def in_file(folder, *cells):
+    """The options of a command that takes these cells from a file in ``folder``."""
+    path = folder / "cells.json"
+    path.write_text(cells_text(cells))
+    return ["--cells", str(path)]
 
 
 def ok_result(variant="baseline", repeat=0, throughput=10.0, **values):

@@ -38,14 +38,6 @@ def test_several_processes_advise_the_same(advice):
     assert done == [(number, first) for number in range(1, first + 1)]
 
 
-def test_a_request_is_what_the_command_takes():
-    request = AdviceRequest.model_validate({**SMALL, "memory_limit_gib": 1.5})
-    words = request.arguments()
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    assert (given["--model-args"], given["--devices"], given["--memory-limit-gib"]) == (SMALL["model_args"], "2", "1.5")
-    assert set(given) == {f"--{name.replace('_', '-')}" for name in AdviceRequest.model_fields}
-
-
 def test_another_model_has_its_own_arguments():
     assert AdviceRequest.model_validate({"model": "amoebanet-d"}).model_args == ""
 

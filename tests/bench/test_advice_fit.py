@@ -25,10 +25,8 @@ def made(cell, limit=float("inf"), balance=(4, 4, 4)):
     known = {"partitions": len(sizes), "chunks": cell.chunks, "checkpoint": cell.checkpoint}
     known["balance"] = "-".join(map(str, sizes))
     if max(needs) > limit:
-        reason = f"device 0 needs {needs[0]:.1f} GiB and has {limit:.1f} GiB; use more"
         result = ok_result("dep-str-ptl", **known, throughput_samples_per_s=None)
-        row = replace(result.row, status="oom", reason=reason)
-        return replace(result, row=row, devices=[])
+        return replace(result, row=replace(result.row, status="oom", reason="full"), devices=[], needed_gib=max(needs))
     result = ok_result("dep-str-ptl", **known, throughput_samples_per_s=100 / max(busy))
     keys = ("peak_allocated_gib", "peak_reserved_gib", "compute_fraction")
     uses = [dict(zip(keys, (need, need, t / 12), strict=True)) for need, t in zip(needs, busy, strict=True)]
@@ -81,7 +79,7 @@ def test_what_no_balance_fits_ends(fitter):
 def test_more_than_all_devices_have_is_not_tried():
     alone = cell(partitions=1)
     candidates = [(alone, made(alone, 6.0, (12,))), (cell(), made(cell(), 6.0))]
-    assert needed_gib(candidates[0][1].row) == 21.0
+    assert needed_gib(candidates[0][1]) == 21.0
     assert worth_fitting(candidates, 6.9) == []
     assert worth_fitting(candidates, 7.1) == [cell()]
 

@@ -58,7 +58,7 @@ def test_rows_come_back_bit_by_bit(tmp_path, out):
     rows = collect(stored(tmp_path, *RESULTS), "ablation", out)
     assert read_rows(out, Row.columns()) == rows
     assert [row.experiment for row in rows] == ["ablation"] * 4
-    assert [row.to_dict() | {"experiment": ""} for row in rows] == [result.row.to_dict() for result in RESULTS]
+    assert [replace(row, experiment="", run_as="") for row in rows] == [result.row for result in RESULTS]
 
 
 def test_pandas_sees_the_types_of_the_schema(tmp_path, out):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -96,53 +95,24 @@ def test_keys_are_text(tmp_path):
     assert "key 1 must be text" in found
 
 
-KEYS = [date(2020, 1, 1), 1, 1.5, None, True]
-
-
-@pytest.mark.parametrize("key", KEYS, ids=repr)
-@pytest.mark.parametrize(
-    "path", [(), ("sweep", "simulated"), ("advice",), ("ablation", "cpu"), ("ablation", "cpu", "own")], ids=".".join
-)
-def test_a_key_that_is_no_text_is_one_problem_wherever_it_stands(path, key):
-    data = {key: {"model": "unet"}}
-    for name in reversed(path):
-        data = {name: data}
-    with pytest.raises(ConfigError) as caught:
-        parse_config(data, "a.yaml")
-    problems = [problem for problem in caught.value.problems if "known key" not in problem]
-    place = ".".join((*path, str(key)))
-    assert problems == [f"a.yaml: {place} must be a key that is text, got {key!r}; put it in quotes"]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("ablation: {cpu: {variants: [[published]]}}", f"ablation.cpu.variants {VARIANTS_RULE}, got ['published']"),
-        ("ablation: {cpu: {repeats: 100000000}}", "ablation.cpu.repeats must be at most 1000, got 100000000"),
-        ("ablation: {cpu: {steps: .inf}}", "ablation.cpu.steps must be a whole number, got inf"),
         (
             "ablation: {cpu: {model_args: 'depth=1000000'}}",
             "depth of unet must be an integer, at least 1 and less",
         ),
-        ("ablation: {cpu: {model_args: 'B=10000000'}}", "B of unet must be at most 1000000, got '10000000'"),
         ("advice: {unet: {memory_limit_gib: .inf}}", "advice.unet.memory_limit_gib must be a finite number"),
         (
             "sweep: {simulated: {unet: {profile: 'a{b}.yaml'}}}",
             "profile must be a path without braces, got 'a{b}",
         ),
-        (f"sweep: {{simulated: {{unet: {{profile: {'a' * 300}}}}}}}", "or a YAML file, got 'aaaa"),
         (f"sweep: {{simulated: {{unet: {{chunks: [{'1, ' * 100}]}}}}}}", "must have at most 64 entries, got 100"),
     ],
 )
 def test_what_would_not_end_or_not_fit_is_refused(tmp_path, text, said):
     (found,) = problems(text, folder=tmp_path)
     assert said in found
-
-
-def test_a_long_value_is_cut_in_the_message(tmp_path):
-    (found,) = problems(f"ablation: {{cpu: {{balance: '{'x' * 5000}'}}}}", folder=tmp_path)
-    assert len(found) < 700
-    assert found.endswith("; write them like 34-76-70-61")
 
 
 def test_a_small_number_may_be_written_as_yaml_does_not_read_it(tmp_path):
@@ -169,7 +139,9 @@ def test_an_absent_file(tmp_path):
 
 def test_rules_between_settings_wait_only_for_the_settings_they_need():
     with pytest.raises(ConfigError) as caught:
-        parse_config({"ablation": {"simulated": {"balance": "1-2-3"}, "cuda": {"balance": "x", "chunks": 0}}})
+        parse_config(
+            {"ablation": {"simulated": {"partitions": 4, "balance": "1-2-3"}, "cuda": {"balance": "x", "chunks": 0}}}
+        )
     text = "\n".join(caught.value.problems)
     assert "ablation.simulated.balance must have one entry per partition, 4, got 3" in text
     assert "ablation.cuda.balance must be positive numbers of layers, got 'x'" in text
@@ -215,12 +187,6 @@ def test_the_published_settings_on_gpus():
     assert not cuda.tf32
 
 
-def test_both_published_and_all_combinations_are_the_default_on_gpus():
-    labels = labels_of(SuiteConfig().ablation.cuda.variants)
-    assert len(labels) == 32
-    assert labels[:4] == list(PUBLISHED)
-
-
 def test_the_default_file_is_the_generated_one():
     assert (ROOT / CONFIG_PATH).read_text() == default_config_yaml(), "run python -m gpipe_bench config write"
 
@@ -252,8 +218,3 @@ def test_the_schema_accepts_the_default_file_and_refuses_wrong_ones():
     assert json.loads(json_schema_text()) == schema
     for wrong in ({"devce": "cpu"}, {"device": "tpu"}, {"ablation": {"cpu": {"chunks": 0}}}, {"ablation": None}):
         assert not validator.is_valid(wrong)
-
-
-def test_a_gpu_is_meant_to_be_cuda():
-    with pytest.raises(ConfigError, match="device must be one of auto, cpu, cuda, got 'gpu'; use 'cuda'"):
-        parse_config({"device": "gpu"})

@@ -8,14 +8,14 @@ import pytest
 
 from gpipe_bench.bench.experiments.config import SuiteConfig, parse_config
 from gpipe_bench.bench.running.emulated import emulate_cells
-from gpipe_bench.bench.running.simulation_groups import cell_word, group_cells
+from gpipe_bench.bench.running.simulation_groups import group_cells
 from gpipe_bench.bench.spec.cells import CELL_PATTERN
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
-from gpipe_bench.cli import simulations as command
-from gpipe_bench.cli.simulations import cells_of
+from gpipe_bench.cli import main
 from gpipe_bench.components import Components
 from gpipe_bench.emulator import build
 from gpipe_bench.errors import ConfigError
+from tests.bench.cells_of import in_file
 
 TINY = {
     "model_args": "depth=1;B=1;C=2;size=4",
@@ -48,14 +48,9 @@ def test_a_process_has_sixteen_devices():
         parse_config({"ablation": {"emulated": {"model": "gpt2-xl", "partitions": 17, "balance": "auto"}}})
 
 
-def test_the_words_of_a_job_lead_back_to_its_cells():
-    members = [cell(), cell(checkpoint="never", variant="baseline")]
-    (group,) = group_cells([(members, True)])
+def test_a_job_has_a_file_of_its_own():
+    (group,) = group_cells([([cell(), cell(checkpoint="never", variant="baseline")], True)])
     assert group.path == f"results/emulated/{group.id}.json"
-    words = [cell_word(member, timeline=True) for member in members]
-    shared = {"model_args": TINY["model_args"], "profile": "p40"}
-    assert cells_of(EmulatedCell, words, shared) == (members, {member.id for member in members})
-    assert "--host-time" in group.arguments()
 
 
 def test_the_ablation_is_emulated_in_every_variant_and_simulated_beside():
@@ -107,9 +102,6 @@ def test_without_a_compiler_a_cell_is_a_row_that_says_so(monkeypatch):
 def test_without_a_compiler_no_cell_counts_as_emulated(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(build, "obstacle", lambda: "no compiler here")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command.emulate_cells(
-        out=tmp_path / "cells.json",
-        cell=["partitions=2,chunks=2,balance=8-9,batch_size=4", "partitions=2,chunks=4,balance=8-9,batch_size=4"],
-        model_args=TINY["model_args"],
-    )
+    with pytest.raises(SystemExit):
+        main(["emulate", *in_file(tmp_path, cell(), cell(chunks=4)), "--out", str(tmp_path / "raw.json")])
     assert "0 cells emulated, 2 skipped" in capsys.readouterr().out

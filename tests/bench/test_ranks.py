@@ -23,7 +23,7 @@ from tests.bench.cells_of import cell
 from tests.distributed.ranks import run_processes
 from tests.project.tree import ROOT
 
-TWO = {"backward": "scheduled", "transfer": "direct", "processes": 2}
+TWO = {"schedule": "gpipe", "transfer": "direct", "processes": 2}
 FOUR_ON_TWO = {"partitions": 4, "balance": "7-7-7-8", **TWO, "processes": 4, "hosts": 2}
 AHEAD_NS = 5_000_000_000
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

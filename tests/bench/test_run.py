@@ -118,9 +118,9 @@ def test_an_unsupported_cell_needs_no_torch():
     program = """
 import sys
 sys.modules["torch"] = None
-from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.running.run import run_cell
-row = run_cell(Cell(variant="dep-str-x"), 0).row
+row = run_cell(MeasuredCell(variant="dep-str-x"), 0).row
 print(row.status, row.profile, row.commit)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -81,45 +81,6 @@ def test_a_run_that_outlasts_the_budget_is_stopped(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "outcome"),
-    [
-        ("def test_a(): pass", "passed: 1, skipped: 0"),
-        ("def test_a(): pytest.skip('no GPU')", "not run: all 1 skipped, see log.txt"),
-        ("def test_a(): pass\ndef test_b(): pytest.skip('one GPU')", "passed: 1, skipped: 1"),
-        ("import missing_package\ndef test_a(): pass", "failed with exit status "),
-        ("def test_a(): assert 0", "failed with exit status 1, see log.txt"),
-        ("import signal\ndef test_a(): signal.pause()", "stopped after "),
-        ("", "none found"),
-        ("pytestmark = []", "none found"),
-    ],
-)
-def test_how_the_gpu_tests_ended(tmp_path, text, outcome):
-    tests = tmp_path / "tests"
-    tests.mkdir()
-    (tests / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: needs a GPU\n")
-    (tests / "test_a.py").write_text(f"import pytest\npytestmark = pytest.mark.gpu\n{text}\n")
-    under_way, lines = session(tmp_path / "out", tests=tests, budget_s=6.0 if "pause" in text else 120.0)
-    assert under_way.test().startswith(outcome)
-    assert lines[0].startswith(f"GPU tests: {outcome}")
-    assert "-m gpu" in (tmp_path / "out" / "log.txt").read_text()
-
-
-def test_one_file_that_cannot_be_imported_does_not_stop_the_others(tmp_path):
-    tests = tmp_path / "tests"
-    tests.mkdir()
-    (tests / "test_a.py").write_text("import missing_package, pytest\npytestmark = pytest.mark.gpu\n")
-    (tests / "test_b.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_b(): print('ran b')\n")
-    under_way, _ = session(tmp_path / "out", tests=tests)
-    assert under_way.test().startswith("failed with exit status ")
-    assert "1 passed" in (tmp_path / "out" / "log.txt").read_text()
-
-
-def test_without_a_folder_of_tests(tmp_path):
-    assert session(tmp_path)[0].test() == "not run: not asked for"
-    assert session(tmp_path, tests=tmp_path / "none")[0].test().startswith("not run: there is no folder ")
-
-
-@pytest.mark.parametrize(
     ("code", "said"),
     [
         ("pass", "done"),
@@ -169,10 +130,10 @@ def test_a_bundle_leaves_at_most_eight_files(tmp_path):
 
 def test_the_environment_says_what_time_and_software_there_was(tmp_path):
     under_way, _ = session(tmp_path, budget_s=100.0)
-    under_way.test()
+    under_way.race()
     under_way.write()
     facts = json.loads((tmp_path / "environment.json").read_text())
-    assert (facts["tests"], facts["budget_s"]) == ("not run: not asked for", 100.0)
+    assert (facts["race"], facts["budget_s"]) == ("not run: not asked for", 100.0)
     assert 0 <= facts["spent_s"] < 100
     assert "torch" in facts["packages"]
 

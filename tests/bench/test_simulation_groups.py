@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from gpipe_bench.bench.experiments.config import SuiteConfig
-from gpipe_bench.bench.running.simulation_groups import GROUP_PATTERN, cell_word, group_cells
+from gpipe_bench.bench.running.simulation_groups import GROUP_PATTERN, group_cells
 from gpipe_bench.bench.spec.cells import CELL_PATTERN
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.cli.simulations import cells_of
-from gpipe_bench.errors import ConfigError
 
 SHARED = {"model": "unet", "model_args": "depth=1;B=1;C=2;size=4"}
 
@@ -51,24 +47,15 @@ def test_names_of_jobs_are_those_that_rules_accept():
     groups = group_cells([(experiment.simulations(), False) for experiment in suite.experiments().values()])
     assert all(re.fullmatch(GROUP_PATTERN, group.id) for group in groups)
     assert all(re.fullmatch(CELL_PATTERN, member.id) for group in groups for member in group.cells)
-    # A shell takes 128 KiB at once.
-    assert max(sum(map(len, group.arguments())) for group in groups) < 30_000
+    # A shell takes 128 KiB in a word.
+    assert max(len(group.names) for group in groups) < 30_000
 
 
-def test_the_words_of_a_job_lead_back_to_its_cells():
-    members = [cell(), cell(checkpoint="never", variant="baseline", balance="8-9")]
-    words = [cell_word(members[0], timeline=True), cell_word(members[1], timeline=False)]
-    again, timelines = cells_of(SimulatedCell, words, {**SHARED, "profile": "p40", "flavour": "published"})
-    assert [one.id for one in again] == [one.id for one in members]
-    assert timelines == {members[0].id}
-
-
-def test_all_wrong_words_are_named():
-    with pytest.raises(ConfigError) as caught:
-        cells_of(SimulatedCell, ["chnks=2", "partitions=0,balance=auto"], SHARED)
-    text = "\n".join(caught.value.problems)
-    assert "--cell must have keys of a cell, got 'chnks' in chnks=2; use 'chunks'" in text
-    assert "partitions of --cell must be at least 1, got 0; raise it (in partitions=0,balance=auto)" in text
+def test_a_job_names_its_cells_and_those_whose_timelines_are_kept():
+    members = [cell(), cell(checkpoint="never")]
+    (group,) = group_cells([(members[:1], True), (members, False)])
+    assert group.names.split(",") == [member.id for member in members]
+    assert group.kept == members[0].id
 
 
 def test_a_model_of_a_library_has_a_name_without_slashes():

@@ -22,7 +22,7 @@ from tests.bench.cells_of import cell
 EMPTY_ON_CPU = {"flavour", "source", "peak_reserved_gib", "cuda", "driver", "experiment", "reason", "clock_error_us"}
 # Unknown outside a git checkout.
 OF_GIT = {"commit", "dirty"}
-FOUR = {"partitions": 4, "balance": "7-7-7-8", "backward": "scheduled"}
+FOUR = {"partitions": 4, "balance": "7-7-7-8", "schedule": "gpipe"}
 SCHEDULED = [{**FOUR, "schedule": name} for name in SCHEDULES]
 
 

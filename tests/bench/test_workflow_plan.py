@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 
 import pytest
 
+from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.experiments.workflow import make_plan
+from gpipe_bench.bench.spec.cell_files import read_cells
+from gpipe_bench.bench.spec.cells import MeasuredCell
+from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
 
@@ -38,8 +44,7 @@ def test_every_emulated_cell_has_a_simulated_twin_in_its_table(plan):
 
 
 def test_the_profile_of_a_job_is_a_file(plan):
-    assert {name: path.rpartition("/")[2] for name, path in plan.profiles.items() if name.startswith("vit")}
-    assert all(path.endswith(("p40.yaml", "h100.yaml")) for path in plan.profiles.values())
+    assert all(job.profile.endswith(("p40.yaml", "h100.yaml")) for job in plan.jobs.values())
 
 
 def test_an_experiment_takes_its_own_cells_from_shared_files(plan):
@@ -66,13 +71,21 @@ def test_the_published_variants_of_both_kinds(plan):
 
 
 def test_a_cpu_needs_no_accelerators(plan):
-    assert set(plan.devices.values()) == {0}
+    assert {cell.accelerators for cell in plan.measured.values()} == {0}
 
 
-def test_requests_for_advice_are_commands_by_name(plan):
+def test_requests_for_advice_are_data_by_name(plan):
     assert set(plan.advice) == {"unet"}
     asked = make_plan({"device": "cpu", "advice": {"mine": {"model": "vit", "devices": 2}}}, []).advice
-    assert asked["mine"][:4] == ["--model", "vit", "--model-args", ""]
+    assert AdviceRequest(**json.loads(asked["mine"])) == AdviceRequest(model="vit", devices=2)
+
+
+def test_every_cell_stands_in_the_file_of_cells(plan, tmp_path):
+    plan.write_cells(tmp_path / "cells.json")
+    kinds = (MeasuredCell, SimulatedCell, EmulatedCell)
+    cells = [cell for kind in kinds for cell in read_cells(tmp_path / "cells.json", kind)]
+    asked = [*plan.measured, *(cell.id for job in plan.jobs.values() for cell in job.cells)]
+    assert sorted(cell.id for cell in cells) == sorted(asked)
 
 
 def test_a_request_for_advice_has_a_name_for_files():

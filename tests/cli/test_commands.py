@@ -15,7 +15,7 @@ from gpipe_bench.bench.experiments.config_files import default_config_yaml, json
 from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.cli import main
-from tests.bench.cells_of import cell, ok_result
+from tests.bench.cells_of import cell, in_file, ok_result
 
 WITHOUT_TORCH = """
 import json, sys
@@ -60,7 +60,7 @@ def test_light_commands_start_without_torch(results):
     rows, events = "ablation.csv", "ablation_events.csv"
     commands = {
         "help": ["--help"],
-        "run": ["run", *cell(variant="dep-str-ptl").arguments(), "--out", "raw/a.json"],
+        "run": ["run", *in_file(results, cell(variant="dep-str-ptl")), "--out", "raw/a.json"],
         "write": ["config", "write"],
         "check": ["config", "check"],
         "collect": ["collect", "--experiment", "ablation", "--out", rows, *(f"{k}.json" for k in range(4))],
@@ -109,12 +109,12 @@ def test_the_version(capsys):
 
 def test_nothing_asked_for_shows_the_help(capsys):
     call()
-    assert "collect" in capsys.readouterr().out
+    assert "simulate" in capsys.readouterr().out
 
 
 def test_an_unsupported_cell_is_a_result(tmp_path, capsys):
     out = tmp_path / "results" / "raw" / "x" / "0.json"
-    call("run", *cell(variant="dep-str-x").arguments(), "--repeat", "2", "--out", out)
+    call("run", *in_file(tmp_path, cell(variant="dep-str-x")), "--repeat", "2", "--out", out)
     result = RawResult.read(out)
     assert (result.row.status, result.row.repeat, result.cell) == ("unsupported", 2, cell(variant="dep-str-x").id)
     assert "see variant dep-x-x" in capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_a_failed_cell_is_a_result_with_status_0(error, status, tmp_path, capsys
         raise error
 
     monkeypatch.setattr("gpipe_bench.bench.running.run._measure", measure)
-    call("run", *cell().arguments(), "--out", tmp_path / "a.json")
+    call("run", *in_file(tmp_path, cell()), "--out", tmp_path / "a.json")
     row = RawResult.read(tmp_path / "a.json").row
     assert (row.status, row.reason) == (status, f"{type(error).__name__}: {error}")
     assert f"{status}: dep-x-ptl repeat 0: {row.reason}" in capsys.readouterr().err
@@ -138,9 +138,9 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr("gpipe_bench.bench.running.run._measure", measure)
     with pytest.raises(SystemExit) as caught:
-        main(["run", *cell().arguments(), "--out", str(tmp_path / "a.json")])
+        main(["run", *in_file(tmp_path, cell()), "--out", str(tmp_path / "a.json")])
     assert caught.value.code == 130
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.json"]
 
 
 def test_collect_names_failed_runs_on_stderr(results, capsys):

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.bench.cells_of import cell
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from tests.bench.cells_of import cell, in_file
 
 
 def start(*arguments, python=()):
@@ -44,15 +45,15 @@ def test_while_pytorch_loads(module):
 
 
 def test_between_repeats(tmp_path):
-    process = start("run", *cell().arguments(), "--repeats", 10_000, "--out", tmp_path / "a.json")
+    process = start("run", *in_file(tmp_path, cell()), "--repeats", 10_000, "--out", tmp_path / "a.json")
     err = interrupted(process, process.stdout, "ok: ")
     assert (process.returncode, err) == (130, "interrupted\n")
     assert not (tmp_path / "a.json").exists()
 
 
 def test_between_simulations(tmp_path):
-    cells = [word for m in range(1, 200) for word in ("--cell", f"partitions=2,chunks={m},batch_size=512,balance=auto")]
-    process = start("simulate-cells", *cells, "--processes", 2, "--out", tmp_path / "a.json")
+    cells = [SimulatedCell(partitions=2, balance="auto", chunks=m, batch_size=512) for m in range(1, 200)]
+    process = start("simulate", *in_file(tmp_path, *cells), "--processes", 2, "--out", tmp_path / "a.json")
     err = interrupted(process, process.stdout, "simulated, ok")
     assert process.returncode == 130
     assert err.splitlines()[-1] == "interrupted"

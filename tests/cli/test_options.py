@@ -23,27 +23,17 @@ def called(arguments, capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("balance", "--by", "time", "--partitions", "2", *SMALL, "--timeout", "inf"),
         ("balance", "--by", "time", "--partitions", "2", *SMALL, "--timeout", "nan"),
-        ("balance", "--by", "size", "--partitions", "2", *SMALL, "--param-scale", "inf"),
-        ("balance", "--by", "size", "--partitions", "2", *SMALL, "--batch-size", 10**30),
         ("balance", "--partitions", NINES, *SMALL),
-        ("balance", "--partitions", "2", "--chunks", 10**30, *SMALL),
         ("gpu", "--device", "cpu", "--budget-s", "inf", "--out", "gpu"),
-        ("run", "--repeats", 10**30, "--out", "a.json"),
         ("run", "--repeat", NINES, "--out", "a.json"),
         ("figure", "tables", "--rows", SPEED, "--out", ""),
-        ("figure", "tables", "--rows", SPEED, "--out", "/"),
-        ("figure", "tables", "--rows", SPEED, "--out", "."),
-        ("figure", "tables", "--rows", SPEED, "--out", "a/.."),
         ("figure", "tables", "--rows", SPEED, "--out", LONG),
-        ("simulate-published", "unet-speed", "--out", LONG),
         ("datapackage", "take", LONG, "--folder", "f"),
-        ("compare", SPEED, LONG),
         ("table", "--rows", LONG),
         ("simulate", "--trace", LONG),
-        ("advise", "--rows", LONG),
-        ("report", "--out", LONG),
+        ("simulate", "--profile", LONG),
+        ("simulate", "--model-args", f"depth={NINES}"),
     ],
 )  # fmt: skip
 def test_a_value_beyond_its_limits_is_one_short_line(arguments, tmp_path, capsys, monkeypatch):
@@ -101,9 +91,6 @@ def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, ca
     assert (status, err) == (0, said)
     assert "samples/s" in out
     assert called(("balance", "--partitions", 2, "--model-args", small, *size), capsys)[2] == said
-    words = f"partitions=2,chunks={chunks},batch_size={batch_size},balance=auto"
-    cells = ("--cell", words, "--cell", f"{words},variant=baseline", "--out", tmp_path / "a.json")
-    assert called(("simulate-cells", "--model-args", small, *cells), capsys)[2] == said
     measured = ("--out", tmp_path / "b.json", "--model-args", small, "--partitions", 2, "--steps", 1, "--warmup", 0)
     assert called(("run", *measured, *size), capsys)[2] == said
 
@@ -113,7 +100,6 @@ def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, ca
     [
         (("run", "--repeat", 3, "--repeats", 1, "--variant", "dep-str-x", "--out", "a.json"), "repeat: 3 is not used"),
         (("gpu", "--tiny", "--config", "c.yaml", "--device", "cpu", "--out", "gpu"), "config: not used"),
-        (("gpu", "--no-tests", "--tests", "t", "--device", "cpu", "--out", "gpu"), "tests: t is not used"),
     ],
 )
 def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, capsys, monkeypatch):
@@ -123,18 +109,19 @@ def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("given", "backward", "schedule"),
+    ("given", "schedule", "partitions"),
     [
-        ((), "autograd", "gpipe"),
-        (("--schedule", "gpipe"), "scheduled", "gpipe"),
-        (("--schedule", "1f1b"), "scheduled", "1f1b"),
-        (("--backward", "scheduled"), "scheduled", "gpipe"),
-        (("--backward", "autograd", "--schedule", "gpipe"), "autograd", "gpipe"),
+        ((), None, 4),
+        (("--schedule", "1f1b"), "1f1b", 4),
+        (("--balance", "53"), None, 1),
+        (("--processes", "3"), "gpipe", 3),
+        (("--processes", "2", "--schedule", "zb_v"), "zb_v", 4),
     ],
 )
-def test_a_schedule_that_is_asked_for_drives_the_backward_pass(given, backward, schedule, tmp_path, monkeypatch):
+def test_options_imply_others(given, schedule, partitions, tmp_path, monkeypatch):
     cells = []
     monkeypatch.setattr("gpipe_bench.cli.measure._run_once", lambda cell, repeat, out: cells.append(cell))
     with pytest.raises(SystemExit):
-        main(["run", *SMALL, "--partitions", "2", "--out", str(tmp_path / "a.json"), *given])
-    assert [(cell.backward, cell.schedule) for cell in cells] == [(backward, schedule)]
+        main(["run", "--out", str(tmp_path / "a.json"), *given])
+    assert [(cell.schedule, cell.partitions) for cell in cells] == [(schedule, partitions)]
+    assert sum(cells[0].balance) == 53

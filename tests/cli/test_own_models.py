@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpipe_bench.balance import balance_by_simulation
-from gpipe_bench.bench.advice.advice import AdviceRequest
-from gpipe_bench.bench.spec.cells import CELL_PATTERN, Cell
+from gpipe_bench.bench.spec.cells import CELL_PATTERN, MeasuredCell
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli import main
 from gpipe_bench.simulator import Model, simulate
+from tests.bench.cells_of import in_file
 from tests.project.tree import ROOT
 
 NET = """
@@ -98,13 +98,9 @@ def test_it_is_simulated_and_an_edit_is_simulated_anew(call, folder):
 
 
 def test_many_cells_are_simulated_in_several_processes(call):
-    cells = [
-        f"partitions={n},chunks={m},batch_size=8,checkpoint=always,balance=auto" for n in (1, 2) for m in (1, 2, 4)
-    ]
-    words = [word for cell in cells for word in ("--cell", cell)]
-    status, _, _ = call(
-        "simulate-cells", "--out", "raw.json", "--model", NAME, "--model-args", "", "--processes", 2, *words
-    )
+    shared = {"model": NAME, "batch_size": 8, "checkpoint": "always", "balance": "auto"}
+    cells = [SimulatedCell(**shared, partitions=n, chunks=m) for n in (1, 2) for m in (1, 2, 4)]
+    status, _, _ = call("simulate", *in_file(Path(), *cells), "--out", "raw.json", "--processes", 2)
     assert status == 0
     rows = [result["row"] for result in json.loads(Path("raw.json").read_text())]
     assert {(row["model"], row["status"]) for row in rows} == {(NAME, "ok")}
@@ -147,7 +143,7 @@ def test_traces_are_kept_and_those_of_other_code_are_not_taken(folder):
     assert set((folder / "traces").iterdir()) > kept
 
 
-@pytest.mark.parametrize("kind", [Cell, SimulatedCell])
+@pytest.mark.parametrize("kind", [MeasuredCell, SimulatedCell])
 def test_a_cell_has_a_name_that_a_file_can_have_and_another_after_an_edit(folder, kind):
     settings = {"model": f"{folder}/{NAME}", "model_args": "width=8", "partitions": 2, "balance": (2, 2)}
     before, (other, again) = kind(**settings), (kind(**settings), kind(**{**settings, "model": NAME}))
@@ -165,23 +161,14 @@ def test_a_long_path_makes_no_long_name(folder):
     place = folder / ("long" * 20) / ("longer" * 20)
     place.mkdir(parents=True)
     (place / "net.py").write_text(NET)
-    cell = Cell(model=f"{place}/net.py:net", model_args="", partitions=2, balance=(2, 2))
+    cell = MeasuredCell(model=f"{place}/net.py:net", model_args="", partitions=2, balance=(2, 2))
     assert len(cell.id) < 120
     assert re.fullmatch(CELL_PATTERN, cell.id)
-
-
-def test_options_of_a_cell_are_those_of_its_command():
-    cell = Cell(model=NAME, model_args="", partitions=2, balance=(2, 2))
-    assert not any("files" in word for word in cell.arguments())
-    assert AdviceRequest.model_validate({"model": f"./{NAME}"}).arguments()[:4] == [
-        *("--model", NAME, "--model-args", "")
-    ]
 
 
 COMMANDS = {
     "run": ("run", "--out", "a.json", "--partitions", "2"),
     "simulate": ("simulate",),
-    "simulate-cells": ("simulate-cells", "--out", "a.json", "--model-args", "", "--cell", "partitions=1,balance=auto"),
     "balance": ("balance", "--partitions", "2"),
     "advise": ("advise", "--devices", "2"),
 }

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 
 import pytest
 
 from gpipe_bench.cli import main
+from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.schedules import drawn, named_schedule, read_csv, to_csv
+
+REASON = obstacle()
 
 
 @pytest.fixture
@@ -89,3 +94,40 @@ def test_a_file_that_cannot_run_names_its_actions(call, tmp_path):
     status, _, err = call("check", file)
     assert status == 2
     assert "the backward pass of micro-batch 0 on partition 1 must be B, or I and W, got none" in err
+
+
+SMALL = ("--model", "gpt2", "--model-args", "L=1;D=8;heads=2;vocabulary=8;context=4;dropout=0", "--devices", 2)
+
+
+@pytest.mark.parametrize("command", ["simulate", "run"])
+def test_each_action_of_a_step_stands_beside_its_prediction(call, tmp_path, command):
+    file, out = tmp_path / "own.csv", tmp_path / "actions"
+    file.write_text(to_csv(named_schedule("1f1b", 3, 2, 2)))
+    status, text, error = call(command, file, *SMALL, "--balance", "2-2", "--out", out)
+    assert (status, error) == (0, "")
+    assert text.startswith({"simulate": "simulated: ", "run": "measured: "}[command])
+    assert {path.suffix for path in tmp_path.glob("actions.*")} == {".csv", ".svg", ".pdf", ".png"}
+    with (tmp_path / "actions.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 3 * 2 * 2
+    for row in rows:
+        assert float(row["late_ms"]) == pytest.approx(
+            float(row["start_ms"]) - float(row["predicted_start_ms"]), abs=1e-5
+        )
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_an_emulated_step_stands_beside_its_simulation():
+    command = [
+        sys.executable,
+        "-m",
+        "gpipe_bench",
+        "schedule",
+        "emulate",
+        "zb_v",
+        *map(str, SMALL),
+        "--microbatches",
+        "2",
+    ]
+    done = subprocess.run([*command, "--balance", "1-1-1-1"], capture_output=True, text=True, check=True)
+    assert "predicted simulated on h100" in done.stdout

@@ -53,8 +53,7 @@ def test_a_schedule_that_is_asked_for_orders_the_backward_pass(call, schedule):
     status, out, _ = call(*SMALL, "--schedule", schedule, "--flavour", "published")
     assert status == 0
     assert f", schedule {schedule}, autograd published" in out
-    assert call(*SMALL, "--backward", "scheduled", "--schedule", schedule, "--flavour", "published")[1] == out
-    assert call(*SMALL, "--backward", "autograd", "--schedule", "gpipe", "--flavour", "published")[1] != out
+    assert call(*SMALL, "--flavour", "published")[1] != out
 
 
 def test_published_values_stand_beside_the_simulated_ones(call):
@@ -80,31 +79,19 @@ ARGS = ("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
 
 
 @pytest.mark.parametrize(("schedule", "partitions"), [((), 3), (("--schedule", "zb_v"), 6)])
-def test_for_devices_a_balance_is_found(call, schedule, partitions):
-    status, out, _ = call(*ARGS, "--devices", 3, *schedule)
+def test_for_partitions_a_balance_is_found(call, schedule, partitions):
+    status, out, _ = call(*ARGS, "--partitions", partitions, *schedule)
     assert status == 0
     assert "simulated on 3 x cuda Tesla P40 (p40)" in out
     (sizes,) = re.findall(rf"{partitions} partitions \(([0-9-]+)\)", out)
     assert sum(map(int, sizes.split("-"))) == 29
     assert call(*ARGS, "--balance", sizes, *schedule)[1] == out
-    assert call(*ARGS, "--devices", 3, "--balance", sizes, *schedule)[1] == out
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("--balance", "14-15"), "--balance must have 3 entries for --devices 3, got 2 in 14-15; change it, or leave"),
-        (
-            ("--balance", "10-10-9", "--schedule", "interleaved"),
-            "--balance must have 6 entries for --devices 3 and --schedule interleaved, got 3 in 10-10-9; change it",
-        ),
-        (("--devices", 30), "partitions on --devices must be at most the 29 layers of unet, got 30; lower it"),
-    ],
-)
-def test_devices_that_do_not_fit(call, words, error):
-    status, _, err = call(*ARGS, "--devices", 3, *words)
-    assert status == 2
-    assert error in err
+def test_a_balance_for_other_partitions_is_refused(call):
+    status, _, err = call(*ARGS, "--partitions", 3, "--balance", "14-15")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--balance must have one entry per partition, 3, got 2 in 14-15" in err
 
 
 def test_out_of_memory_is_a_result(call, tmp_path):
@@ -120,7 +107,7 @@ def test_out_of_memory_is_a_result(call, tmp_path):
 
 def test_rows_and_trace_are_written_with_their_evidence(call, tmp_path):
     rows, trace = tmp_path / "rows.csv", tmp_path / "trace.json"
-    status, out, _ = call(*SMALL, "--components", "dep-x-x", "--rows", rows, "--trace", trace)
+    status, out, _ = call(*SMALL, "--variant", "dep-x-x", "--rows", rows, "--trace", trace)
     assert status == 0
     assert f"wrote {rows}" in out
     with rows.open(newline="") as file:
@@ -173,12 +160,8 @@ def test_every_problem_of_a_profile_is_a_line(call, tmp_path, text, problems):
             ("--profile", "none.yaml"),
             ["--profile must be one of a100, h100, h200, p100, p40, v100 or a YAML"],
         ),
-        (("--components", "x", "--chunks", "0"), ["--chunks must be", "--components must be"]),
+        (("--variant", "x", "--chunks", "0"), ["--chunks must be", "--variant must be"]),
         (("--balance", "1-2"), ["--balance must sum to the 241 layers"]),
-        (
-            ("--backward", "autograd", "--schedule", "1f1b"),
-            ["--schedule must be gpipe where backward is autograd, got 1f1b; set"],
-        ),
         (("--flavour", "new"), ["--flavour must be one of current, published"]),
         (("--trace", "/proc/nowhere/trace.json"), ["output must be writable"]),
     ],

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gpipe_bench.bench.spec.cells import CELL_PATTERN, Cell
+from gpipe_bench.bench.spec.cells import CELL_PATTERN, MeasuredCell
 from gpipe_bench.cli import main
 
 NAME = "timm/test_resnet"
@@ -28,7 +28,7 @@ def call(capsys, *arguments):
 
 
 def test_a_cell_has_a_name_that_a_folder_can_have():
-    cell = Cell(model=NAME, model_args=ARGUMENTS, partitions=2, balance=(3, 3))
+    cell = MeasuredCell(model=NAME, model_args=ARGUMENTS, partitions=2, balance=(3, 3))
     assert re.fullmatch(CELL_PATTERN, cell.id)
     assert cell.settings()["model"] == NAME
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from gpipe_bench.bench.storage.raw import RawResult
-from tests.bench.cells_of import cell
+from tests.bench.cells_of import cell, in_file
 from tests.distributed.two_hosts import model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,8 +117,8 @@ def test_a_pipeline_trains_across_two_hosts(hosts, schedule, rate):
 
 
 def test_the_suite_measures_across_two_hosts(hosts, tmp_path):
-    made = cell(backward="scheduled", transfer="direct", processes=2, hosts=2)
-    words = "-m", "gpipe_bench", "run", *made.arguments(), "--repeat", "3", "--out", str(tmp_path / "a.json")
+    made = cell(schedule="gpipe", transfer="direct", processes=2, hosts=2)
+    words = "-m", "gpipe_bench", "run", *in_file(tmp_path, made), "--repeat", "3", "--out", str(tmp_path / "a.json")
     printed = [process.communicate(timeout=120)[0] for process in hosts.start(*words)]
     row = RawResult.read(tmp_path / "a.json").row
     assert (row.status, row.processes, row.hosts, row.device_count, row.repeat) == ("ok", 2, 2, 2, 3), printed

@@ -51,8 +51,11 @@ class Frugal(nn.Module):
             return x + 1
 
 layers = nn.Sequential(nn.Linear(8, 8), Frugal(), nn.Linear(8, 8))
+own = [[("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0)], [("F", 0, 1), ("B", 0, 1), ("F", 1, 1), ("B", 1, 1)]]
+given = dict(balance=[14, 15], batch_size=8, chunks=2, profile="p40")
+lists = [emulate(model, **given, schedule=schedule) for schedule in (own, "1f1b")]
 frugal = emulate(layers, balance=[1, 2], batch_size=8, chunks=2, sample=torch.ones(1, 8), profile="p40")
-print(json.dumps([*found, frugal.status]))
+print(json.dumps([*found, [[run.step_time_ms, run.settings["schedule"]] for run in lists], frugal.status]))
 leave(0)
 """
 CASES = [
@@ -111,8 +114,14 @@ def test_what_does_not_fit_says_how_much_it_needs(found):
     assert "GiB and has 22.0 GiB" in found[3]["reason"]
 
 
+def test_a_list_of_actions_is_emulated_as_the_schedule_of_that_name(found):
+    (own_ms, own), (named_ms, name) = found[4]
+    assert (own, name) == ("own", "1f1b")
+    assert own_ms == named_ms
+
+
 def test_a_layer_can_catch_a_full_device_amid_the_step(found):
-    assert found[4] == "ok"
+    assert found[5] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +133,7 @@ def test_a_layer_can_catch_a_full_device_amid_the_step(found):
         ({"optimizer": "adm"}, "optimizer must be one of sgd, momentum, rmsprop, adam, adamw, None, got 'adm'"),
         ({"checkpoint": "some"}, "checkpoint must be one of always, except_last, never, got 'some'"),
         ({"transfer": "nvlink", "chunks": 0}, "chunks must be a whole number of at least 1, got 0"),
-        ({"schedule": [[("F", 0, 0)]]}, "schedule must be one of gpipe, 1f1b"),
+        ({"schedule": [["F"]]}, "schedule must be one of gpipe, 1f1b"),
         ({"steps": 1, "chunks": 0}, "steps must be a whole number of at least 2, got 1"),
         ({"steps": None}, "steps must be a whole number of at least 2, got None"),
         ({"balance": []}, "balance must be a list of whole numbers of at least 1, got []"),

@@ -79,8 +79,27 @@ def test_the_engine_takes_what_is_ready_first_not_what_was_issued_first():
 
 
 def test_of_two_that_are_ready_at_once_the_first_issued_goes_first():
-    both = [kernel(1, 0, 2), record(1, 0, 1), wait(0, 2, 1), wait(0, 1, 1), kernel(0, 2, 5), kernel(0, 1, 1)]
-    assert spans(*both) == [(0, 2), (2, 7), (7, 8)]
+    first, second = kernel(0, 2, 5, launches=1), kernel(0, 1, 1, launches=1)
+    both = [kernel(1, 0, 2), record(1, 0, 1), wait(0, 2, 1), wait(0, 1, 1), first, second]
+    assert spans(*both, machine=Bed(launch_ns=1000)) == [(0, 2), (2, 7), (7, 8)]
+
+
+def test_of_two_that_were_issued_at_one_time_that_of_the_lower_device_goes_first():
+    rows = [copy(device, 2, stream=1, peer_stream=device, thread=device) for device in (0, 1)]
+    assert spans(*rows, machine=Bed(2)) == [(0, 2), (2, 4)]
+    assert spans(*rows[::-1], machine=Bed(2)) == [(2, 4), (0, 2)]
+
+
+def test_an_engine_is_given_away_when_the_instant_is_over():
+    # Devices 1 and 2 are done at one time; what waits for device 1 is ready first and was issued last.
+    rows = [kernel(1, 0, 3), record(1, 0, 1), kernel(2, 0, 3), record(2, 0, 2)]
+    rows += [wait(0, 1, 2), kernel(0, 1, 5), wait(0, 2, 1), kernel(0, 2, 1)]
+    assert spans(*rows)[2:] == [(3, 8), (8, 9)]
+
+
+def test_a_wait_keeps_the_order_of_the_waiting_stream():
+    rows = [kernel(1, 0, 5), kernel(0, 0, 3), record(0, 0, 1), wait(1, 0, 1), kernel(1, 0, 4)]
+    assert spans(*rows) == [(0, 5), (0, 3), (5, 9)]
 
 
 def test_what_takes_no_time_does_not_wait_for_the_engine():
@@ -167,7 +186,7 @@ def test_a_copy_takes_turns_on_both_of_its_buses():
 def test_copies_with_the_host_use_the_engines_of_their_way():
     down = Record("copy", "device_to_host", 0, 1)
     up = Record("copy", "host_to_device", 0, 2)
-    assert spans(down, up, copy(0, 1), machine=Bed(2)) == [(0, 1), (0, 1), (1, 3)]
+    assert spans(down, up, copy(0, 1, stream=3), machine=Bed(2)) == [(0, 1), (0, 1), (1, 3)]
 
 
 # --- launches --------------------------------------------------------------------------------------------------------
@@ -200,3 +219,21 @@ def test_another_stream_has_a_launch_queue_of_its_own():
     rows = [*(kernel(0, 0, 5, launches=1) for _ in range(2)), *(kernel(0, 1, 5, launches=1) for _ in range(2))]
     found = replay(traced(*rows), Bed(launch_ns=NS_PER_MS, queue_depth=2))
     assert [time // NS_PER_MS for time in found.host_ns] == [0, 1, 2, 3]
+
+
+def test_launches_that_have_run_leave_room_though_the_next_ones_wait():
+    #   device 0   1 ms │ the host waits; then wait for device 1, 1 ms      four launches each, of which four fit in
+    #   device 1   9 ms
+    rows = [kernel(1, 0, 9), record(1, 0, 1), kernel(0, 0, 1, launches=4), Record("sync_stream", "", 0, 0)]
+    rows += [wait(0, 0, 1), kernel(0, 0, 1, launches=4), kernel(2, 0, 0)]
+    found = replay(traced(*rows), Bed(queue_depth=4))
+    assert found.host_ns[-1] == NS_PER_MS
+
+
+@pytest.mark.parametrize(
+    ("launches", "nanoseconds", "room"), [(4, 40, 0), (5, 50, 10), (6, 60, 20), (8, 80, 40), (5, 14, 3), (7, 10, 5)]
+)
+def test_the_queue_has_room_when_so_many_kernels_of_a_row_have_run(launches, nanoseconds, room):
+    # Four launches fit in.
+    rows = [kernel(0, 0, nanoseconds / NS_PER_MS, launches=launches), kernel(0, 0, 0)]
+    assert replay(traced(*rows), Bed(queue_depth=4)).host_ns.tolist() == [0, room]

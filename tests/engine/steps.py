@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gpipe_bench import GPipe
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
-from tests.engine.support import Outcome
+from tests.engine.support import Outcome, trained
 
 DOUBLE = TWO_PER_DEVICE
 """Schedules with several partitions on each device, here two."""
@@ -39,23 +39,26 @@ def mean_loss(output: Any, target: Tensor) -> Tensor:
 
 
 def step(
-    model: nn.Module, x: Any, target: Any, loss: Callable[[Any, Any], Tensor] = mean_loss, *, zero: bool = True
+    model: nn.Module,
+    x: Any,
+    target: Any,
+    loss: Callable[[Any, Any], Tensor] = mean_loss,
+    *,
+    called: bool = False,
+    zero: bool = True,
 ) -> Outcome:
-    """A training step from fresh gradients, by ``step`` if the model has it."""
-    if zero:
-        model.zero_grad()
-    values = x if isinstance(x, tuple) else (x,)
-    leaves = tuple(value.detach().clone().requires_grad_(value.requires_grad) for value in values)
-    given = leaves if isinstance(x, tuple) else leaves[0]
-    if isinstance(model, GPipe):
-        total, output = model.step(given, target, loss, return_output=True)
-    else:
-        output = model(given)
+    """A training step, by ``step`` if the model has it and is not to be called."""
+
+    def run(model: nn.Module, x: Any) -> tuple[Tensor, Any]:
+        if isinstance(model, GPipe) and not called:
+            return model.step(x, target, loss, return_output=True)
+        output = model(x)
         total = loss(output, target)
         if total.requires_grad:
             total.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return Outcome(_detached(output), total.detach(), gradients, [leaf.grad for leaf in leaves])
+        return total, output
+
+    return trained(model, x, run, zero=zero)
 
 
 def samples(rows: int, *shape: int, requires_grad: bool = True) -> Tensor:
@@ -67,7 +70,3 @@ def samples(rows: int, *shape: int, requires_grad: bool = True) -> Tensor:
 def targets(rows: int) -> Tensor:
     """A number for each sample."""
     return torch.linspace(-1, 1, rows, dtype=torch.float64)
-
-
-def _detached(value: Any) -> Any:
-    return tuple(map(_detached, value)) if isinstance(value, tuple) else value.detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -171,12 +172,13 @@ def crossing_model() -> nn.Sequential:
 
 @dataclass
 class Outcome:
-    """What a training step gives."""
+    """What a training step gives, and the batch as it is then."""
 
     output: Any
     loss: Tensor
     gradients: dict[str, Tensor | None]
     input_gradients: list[Tensor | None]
+    batch: Any
 
 
 def score(output: Any) -> Tensor:
@@ -187,16 +189,35 @@ def score(output: Any) -> Tensor:
                for value in floats)  # fmt: skip
 
 
-def train_step(model: nn.Module, x: Any, loss: Callable[[Any], Tensor] = score) -> Outcome:
-    """One step from fresh gradients; inputs that require a gradient get a fresh one too."""
-    model.zero_grad()
-    values = x if isinstance(x, tuple) else (x,)
-    leaves = tuple(value.detach().clone().requires_grad_(value.requires_grad) for value in values)
-    output = model(leaves if isinstance(x, tuple) else leaves[0])
-    total = loss(output)
-    total.backward()
+def trained(
+    model: nn.Module, x: Any, run: Callable[[nn.Module, Any], tuple[Tensor, Any]], *, zero: bool = True
+) -> Outcome:
+    """A step by ``run``, which gives loss and output, from fresh gradients and with a copy of the batch."""
+    if zero:
+        model.zero_grad()
+    given = copy.deepcopy(x)
+    total, output = run(model, given)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return Outcome(output, total, gradients, [leaf.grad for leaf in leaves])
+    leaves = given if isinstance(given, tuple) else (given,)
+    # a layer may have written to the batch, which is no leaf then
+    input_gradients = [leaf.grad if leaf.is_leaf else None for leaf in leaves]
+    return Outcome(_detached(output), total.detach(), gradients, input_gradients, given)
+
+
+def _detached(value: Any) -> Any:
+    return tuple(map(_detached, value)) if isinstance(value, tuple) else value.detach()
+
+
+def train_step(model: nn.Module, x: Any, loss: Callable[[Any], Tensor] = score) -> Outcome:
+    """A step by a call and ``backward``."""
+
+    def run(model: nn.Module, x: Any) -> tuple[Tensor, Any]:
+        output = model(x)
+        total = loss(output)
+        total.backward()
+        return total, output
+
+    return trained(model, x, run)
 
 
 def assert_same(found: Outcome, expected: Outcome) -> None:

@@ -180,6 +180,18 @@ REFUSED = {
         SkipLayoutError,
         "every skip must be stashed once and popped once by a later layer, got no layer pops 'skip'",
     ),
+    "a label for components": (
+        lambda: make(components="dep-x-x"),
+        TypeError,
+        "components must be a gpipe_bench.Components, got 'dep-x-x'",
+    ),
+    "a balance that is a number": (lambda: make(balance=1), TypeError, "got 1; put it into a list"),
+    "devices that are a name": (lambda: make(devices="cpu"), TypeError, "got 'cpu'; put it into a list"),
+    "devices that are one": (
+        lambda: make(devices=torch.device("cpu")),
+        TypeError,
+        "got device(type='cpu'); put it into a list",
+    ),
     "a component that is no bool": (
         lambda: make(components=Components(portals=1)),
         TypeError,
@@ -267,6 +279,19 @@ def test_a_setting_that_changes_later_is_checked_at_once(name, value, message):
     with pytest.raises(ValueError, match=message):
         setattr(pipe, name, value)
     assert getattr(pipe, name) == before
+
+
+def test_a_balance_may_be_a_generator():
+    assert make(balance=(size for size in (1, 1))).balance == [1, 1]
+
+
+@pytest.mark.parametrize(("backward", "schedule"), [("autograd", None), ("scheduled", "gpipe")])
+def test_names_of_the_backward_pass(backward, schedule):
+    """``scheduled`` is another name of the schedule."""
+    for options in ({"backward": backward}, {"schedule": schedule}):
+        assert make(**options).backward_mode == backward
+    pipe = make(backward=backward, checkpoint="never", chunks=2)
+    assert ("Drive" in str(pipe(X).grad_fn.next_functions[0][0].next_functions)) == (schedule == "gpipe")
 
 
 # --- inputs --------------------------------------------------------------------------------------------------------

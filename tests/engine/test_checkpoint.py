@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gpipe_bench import Components, is_checkpointing, is_recomputing
+from gpipe_bench.engine.context import ExecutionContext
+from gpipe_bench.errors import UnsupportedError
+from tests.engine.models import Do
 from tests.engine.support import (
     MODES,
+    SOME,
     WIDTH,
     Affine,
     Flags,
     InPlace,
     Mix,
     assert_same,
+    label,
     on_cpu,
     train_step,
 )
@@ -61,25 +65,12 @@ def test_evaluation_checkpoints_nothing():
     assert flags_of_a_step(checkpoint="always", train=False) == [PLAIN] * 4
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_nothing_is_checkpointed(mode):
-    layer = Flags()
-    pipe = on_cpu(nn.Sequential(layer), [1], chunks=2, checkpoint="always")
-    with mode():
-        pipe(ones(2))
-    assert layer.seen == [PLAIN] * 2
-
-
 def test_mode_and_chunks_may_change_between_batches():
     layer = Flags()
     pipe = on_cpu(nn.Sequential(layer), [1], chunks=4, checkpoint="always")
     pipe.checkpoint, pipe.chunks = "never", 2
     pipe(ones(4))
     assert layer.seen == [PLAIN] * 2
-
-
-def test_outside_a_pipeline_both_flags_are_off():
-    assert (is_checkpointing(), is_recomputing()) == PLAIN
 
 
 def test_flags_belong_to_a_thread():
@@ -105,6 +96,23 @@ def test_flags_belong_to_a_thread():
     assert elsewhere == [PLAIN]
 
 
+def test_flags_and_grad_mode_come_and_go_with_blocks():
+    def applied(**options):
+        return ExecutionContext.capture([torch.device("cpu")]).applied(**options)
+
+    def flags():
+        return is_checkpointing(), is_recomputing(), torch.is_grad_enabled()
+
+    seen = [flags()]
+    with applied(checkpointing=True):
+        seen.append(flags())
+        with applied(recomputing=True):
+            seen.append(flags())
+        seen.append(flags())
+    plain, first, again = (*PLAIN, True), (*FIRST, False), (*AGAIN, True)
+    assert [*seen, flags()] == [plain, first, again, first, plain]
+
+
 def test_flags_are_back_after_an_exception():
     class Fail(nn.Module):
         def forward(self, x):
@@ -116,118 +124,83 @@ def test_flags_are_back_after_an_exception():
     assert (is_checkpointing(), is_recomputing()) == PLAIN
 
 
-def test_a_frozen_partition_without_gradients_to_pass_on_is_not_checkpointed():
-    frozen, trained = Flags().requires_grad_(requires_grad=False), Flags()
-    pipe = on_cpu(nn.Sequential(frozen, trained), [1, 1], chunks=2, checkpoint="always")
-    pipe(ones(2)).sum().backward()
-    assert frozen.seen == [PLAIN] * 2
-    assert trained.seen == [FIRST] * 2 + [AGAIN] * 2
+# --- what needs a gradient --------------------------------------------------------------------------------------------
 
 
-def test_a_frozen_partition_that_passes_gradients_on_is_checkpointed():
-    trained, frozen = Flags(), Flags().requires_grad_(requires_grad=False)
-    pipe = on_cpu(nn.Sequential(trained, frozen), [1, 1], chunks=2, checkpoint="always")
-    pipe(ones(2)).sum().backward()
-    assert frozen.seen == [FIRST] * 2 + [AGAIN] * 2
-    assert trained.weight.grad == 2 * WIDTH
+@pytest.mark.parametrize("schedule", [None, "1f1b", "zb_h1"])
+def test_a_partition_is_recomputed_for_its_weights_or_for_what_comes_before(schedule):
+    """Not where it has nothing to learn and nobody asks for the gradient of its input."""
+    layers = [Flags() for _ in range(3)]
+    for frozen in (layers[0], layers[2]):
+        frozen.requires_grad_(requires_grad=False)
+    pipe = on_cpu(nn.Sequential(*layers), [1] * 3, chunks=2, checkpoint="always", schedule=schedule)
+    pipe.step(ones(2), ones(2), nn.functional.mse_loss)
+    assert layers[0].seen == [PLAIN] * 2
+    assert [sorted(layer.seen) for layer in layers[1:]] == [[AGAIN] * 2 + [FIRST] * 2] * 2
 
 
-@pytest.mark.parametrize("fork_join", [True, False])
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_parameters_get_gradients_when_no_input_needs_one(checkpoint, fork_join):
-    pipe = on_cpu(
-        nn.Sequential(nn.Embedding(5, WIDTH), Mix()), [1, 1],
-        chunks=2, checkpoint=checkpoint, components=Components(fork_join=fork_join),
-    )  # fmt: skip
-    pipe(torch.arange(4)).sum().backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in pipe.parameters())
-
-
-@pytest.mark.parametrize("fork_join", [True, False])
-def test_an_input_that_needs_no_gradient_gets_none_computed(fork_join):
+@pytest.mark.parametrize(
+    ("schedule", "components"), [*((None, each) for each in SOME), ("1f1b", SOME[0]), ("zb_h1", SOME[0])], ids=label
+)
+def test_no_gradient_is_computed_for_a_batch_that_needs_none(schedule, components, checkpoint):
     asked = []
 
-    class Ask(nn.Module):
-        def __init__(self) -> None:
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, grad):
+            asked.append(ctx.needs_input_grad[0])
+            (x,) = ctx.saved_tensors
+            return None, (x * grad).sum()
+
+    class Scaled(nn.Module):
+        def __init__(self):
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
+            self.weight = nn.Parameter(torch.tensor(2.0))
 
         def forward(self, x):
             asked.append(x.requires_grad)
-            return x * self.weight
+            return Scale.apply(x, self.weight)
 
-    components = Components(fork_join=fork_join)
-    pipe = on_cpu(nn.Sequential(Ask()), [1], chunks=3, checkpoint="always", components=components)
-    pipe(ones(3)).sum().backward()
-    assert asked == [False] * 6
+    options = {"checkpoint": checkpoint, "components": components, "schedule": schedule, "transfer": "host"}
+    pipe = on_cpu(nn.Sequential(Scaled(), nn.Linear(3, 3)), [1, 1], chunks=4, **options)
+    pipe.step(ones(8), ones(8), nn.functional.mse_loss)
+    runs = 4 + {"always": 4, "except_last": 3, "never": 0}[checkpoint]
+    assert asked == (runs + 4) * [False]
 
 
-@pytest.mark.parametrize("fork_join", [True, False])
+@pytest.mark.parametrize("schedule", [None, "1f1b", "zb_h1"])
 @pytest.mark.parametrize("transfer", ["direct", "host"])
-def test_what_needs_no_gradient_before_a_boundary_needs_none_behind_it(transfer, fork_join):
+@pytest.mark.parametrize("fork_join", [True, False])
+def test_what_needs_no_gradient_before_a_boundary_needs_none_behind_it(transfer, fork_join, schedule):
     """Unless it was computed under a checkpoint, whose first pass cannot know."""
     seen = set()
 
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix = Mix()
+    def product(values):
+        seen.add(tuple(value.requires_grad for value in values))
+        return values[0] * values[1]
 
-        def forward(self, x):
-            return self.mix(x), x.detach()
-
-    class Ask(nn.Module):
-        def forward(self, values):
-            if torch.is_grad_enabled():
-                seen.add(tuple(value.requires_grad for value in values))
-            return values[0] * values[1]
-
-    components = Components(fork_join=fork_join)
-    pipe = on_cpu(
-        nn.Sequential(Pair(), Ask()), [1, 1], chunks=3, checkpoint="never", transfer=transfer, components=components
-    )
-    pipe(ones(6)).sum().backward()
+    layers = nn.Sequential(Do(lambda x: (x, x.detach()), Mix()), Do(product))
+    options = {"checkpoint": "never", "transfer": transfer, "components": Components(fork_join=fork_join)}
+    on_cpu(layers, [1, 1], chunks=3, schedule=schedule, **options).step(ones(6), ones(6), nn.functional.mse_loss)
     assert seen == {(True, False)}
 
 
-def test_values_that_are_no_tensors_pass_between_layers():
-    class Note(nn.Module):
-        def forward(self, x):
-            return x * 2, {"factor": 3}, None, "text"
-
-    class Read(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix = Mix()
-
-        def forward(self, values):
-            x, note, nothing, text = values
-            assert (nothing, text) == (None, "text")
-            return self.mix(x) * note["factor"]
-
-    plain = nn.Sequential(Mix(), Note(), Read())
-    for checkpoint in MODES:
-        pipe = on_cpu(copy.deepcopy(plain), [1, 1, 1], chunks=2, checkpoint=checkpoint, transfer="host")
-        assert_same(train_step(pipe, ones(4)), train_step(plain, ones(4)))
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_a_nested_tensor_must_be_jagged(schedule):
+    layers = nn.Sequential(Do(lambda x: torch.nested.nested_tensor([*x]), Mix()), Do(lambda x: x.to_padded_tensor(0.0)))
+    pipe = on_cpu(layers, [1, 1], checkpoint="always", schedule=schedule)
+    with pytest.raises(UnsupportedError, match=r"must be jagged, got .* make it with layout=torch\.jagged"):
+        pipe.step(ones(7), ones(7), nn.functional.mse_loss)
 
 
-# --- in-place layers -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("transfer", ["direct", "host"])
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_a_partition_may_begin_with_an_in_place_layer(checkpoint, transfer):
-    plain = nn.Sequential(Affine(), InPlace(), Affine(), nn.ReLU(inplace=True), Affine())
-    pipe = on_cpu(copy.deepcopy(plain), [1, 2, 2], chunks=3, checkpoint=checkpoint, transfer=transfer)
-    for _ in range(2):
-        assert_same(train_step(pipe, ones(6)), train_step(plain, ones(6)))
-
-
-def test_a_checkpoint_leaves_the_callers_input_alone():
-    x = ones(4)
-    pipe = on_cpu(nn.Sequential(InPlace(), Affine()), [2], chunks=2, checkpoint="always")
-    pipe(x).sum().backward()
-    torch.testing.assert_close(x, ones(4))
+# --- in-place layers ------------------------------------------------------------------------------------------------
 
 
 def test_a_layer_that_begins_to_write_to_its_input_later_is_told_to_try_again():
@@ -261,36 +234,27 @@ class Places(nn.Module):
         return x
 
 
-class Apply(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 PASSING = {
     "identity": (nn.Identity, True),
     "view": (lambda: nn.Flatten(0), True),
-    "part": (lambda: Apply(lambda x: x[1:, ::2]), True),
-    "transposed": (lambda: Apply(Tensor.t), True),
-    "sums": (lambda: Apply(lambda x: x + 1), False),
+    "part": (lambda: Do(lambda x: x[1:, ::2]), True),
+    "transposed": (lambda: Do(Tensor.t), True),
+    "sums": (lambda: Do(lambda x: x + 1), False),
     "writes": (InPlace, False),
-    "negated": (lambda: Apply(torch._neg_view), None),
+    "negated": (lambda: Do(torch._neg_view), None),
 }
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
 @pytest.mark.parametrize("name", PASSING)
-def test_after_the_first_task_inputs_are_copied_only_for_layers_that_write_to_them(name, backward):
+def test_after_the_first_task_inputs_are_copied_only_for_layers_that_write_to_them(name, schedule):
     """The first task works on a copy, which shows whether they do."""
     make, same = PASSING[name]
     before = Places()
     plain = nn.Sequential(Affine(), make())
     pipe = on_cpu(
         nn.Sequential(nn.Sequential(copy.deepcopy(plain[0]), before), make()), [1, 1], chunks=1,
-        checkpoint="always", backward=backward, workers="never",
+        checkpoint="always", schedule=schedule, workers="never",
     )  # fmt: skip
     for _ in range(2):
         before.found.clear()
@@ -309,26 +273,9 @@ def clamp_array(x):
     return x
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
 @pytest.mark.parametrize("function", [clamp_data, clamp_array])
-def test_what_is_written_behind_autograds_back_is_there_in_the_first_batch(function, backward):
-    plain = nn.Sequential(Affine(), Apply(function))
-    pipe = on_cpu(copy.deepcopy(plain), [1, 1], chunks=1, checkpoint="always", backward=backward, workers="never")
+def test_what_is_written_behind_autograds_back_is_there_in_the_first_batch(function, schedule):
+    plain = nn.Sequential(Affine(), Do(function))
+    pipe = on_cpu(copy.deepcopy(plain), [1, 1], chunks=1, checkpoint="always", schedule=schedule, workers="never")
     torch.testing.assert_close(pipe(ones(2)), plain(ones(2)))
-
-
-@pytest.mark.parametrize("workers", ["never", "always"])
-def test_the_first_layer_may_leave_grad_mode_off(workers):
-    """Its input needs a gradient, and so a copy of it, made while grad mode was on, does."""
-
-    def off(x):
-        torch.set_grad_enabled(False)
-        return x
-
-    pipe = on_cpu(
-        nn.Sequential(Apply(off), Affine()), [1, 1], chunks=2, checkpoint="never", backward="scheduled", workers=workers
-    )
-    for _ in range(2):
-        x = ones(4).requires_grad_()
-        pipe(x).sum().backward()
-        torch.testing.assert_close(x.grad, pipe[1].linear.weight.detach().sum(0).expand(4, WIDTH))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from gpipe_bench.engine.gpipe import gather, scatter
+from tests.engine.models import Do
 from tests.engine.support import Flags, on_cpu
 
 
@@ -72,3 +77,32 @@ def test_an_output_without_a_batch_dimension(schedule):
     with pytest.raises(ValueError, match=message):
         pipe.step(x, x, lambda output, target: (output[1] - target).square().mean(), return_output=True)
     assert pipe(x[:1])[0].shape == ()
+
+
+@dataclass
+class Hidden:
+    tensor: Any
+
+
+class Slotted:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+HIDING = {
+    "attribute": Hidden,
+    "list in an attribute": lambda y: Hidden([y]),
+    "slot": Slotted,
+    "set": lambda y: {y},
+    "far inside": lambda y: Hidden([[[[[Hidden([y])]]]]]),
+    "mapping": lambda y: MappingProxyType({"y": y}),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_an_object_that_hides_tensors_is_refused(name):
+    pipe = on_cpu(nn.Sequential(nn.Linear(4, 4), Do(HIDING[name]), Do(lambda _: torch.ones(2, 1))), [2, 1], chunks=3)
+    with pytest.raises(TypeError, match=r"layers must hand on tensors in tuples, lists or dicts, got a \w+ that holds"):
+        pipe(torch.ones(6, 4))

@@ -17,12 +17,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
+from gpipe_bench import Components
 from gpipe_bench.skip import Namespace, pop, skippable, stash
 from tests.engine.steps import ALL, DOUBLE, scheduled
-from tests.engine.support import MODES
+from tests.engine.support import FACTORIAL, MODES
 
 # For each schedule and checkpoint mode.
-MODELS = int(os.environ.get("MIXED_MODELS", "4"))
+MODELS = int(os.environ.get("MIXED_MODELS", "5"))
 
 KINDS = {
     "hidden": lambda layer, h, given: h,
@@ -136,7 +137,11 @@ def make_case(seed, schedule, checkpoint):
     cuts = sorted(draw.sample(range(1, len(model)), count - 1))
     balance = [end - start for start, end in zip([0, *cuts], [*cuts, len(model)], strict=True)]
     chunks = draw.choice([1, 2, 3]) if width > 3 else draw.choice([1, 2, 3, 5])
-    options = {"workers": draw.choice(["always", "never"]), "transfer": draw.choice(["direct", "host"])}
+    options = {
+        "workers": draw.choice(["always", "never"]),
+        "transfer": draw.choice(["direct", "host"]),
+        "components": draw.choice([Components(), draw.choice(FACTORIAL)]),
+    }
     pipe = scheduled(copy.deepcopy(model), balance, schedule, chunks=chunks, checkpoint=checkpoint, **options)
     x = torch.rand(rows, width, dtype=torch.float64, requires_grad=draw.random() < 0.5)
     table = torch.rand(rows, width, dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 
 import pytest
@@ -10,9 +11,24 @@ from torch import Tensor, nn
 
 from gpipe_bench import Components
 from gpipe_bench.results.timeline import COMPUTE_KINDS, KINDS
-from tests.engine.support import FACTORIAL, MODES, Mix, Pop, Stash, Watch, grid, label, numbered, on_cpu, probe_pipe
+from gpipe_bench.schedules import SCHEDULES, named_schedule
+from tests.engine.steps import DOUBLE, mean_loss, samples, scheduled, targets
+from tests.engine.support import (
+    FACTORIAL,
+    MODES,
+    SOME,
+    Mix,
+    Pop,
+    Stash,
+    Watch,
+    grid,
+    label,
+    numbered,
+    on_cpu,
+    probe_pipe,
+)
 
-every_combination = pytest.mark.parametrize("components", FACTORIAL, ids=label)
+every_combination = pytest.mark.parametrize("components", SOME, ids=label)
 M, N, ROWS = 3, 3, 2
 # float64: the main tensor has 3 columns, and so has the skip; micro-batches have 2, 2 and 1 rows
 ROW = 3 * 8
@@ -49,11 +65,28 @@ def expected(components: Components, checkpoint: str, transfer: str) -> list[str
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize("checkpoint", MODES)
-@every_combination
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
 def test_every_task_of_a_step_is_seen_once(components, checkpoint, transfer):
     watch = watched_step(skip_pipe(components=components, checkpoint=checkpoint, transfer=transfer))
     assert watch.names() == expected(components, checkpoint, transfer)
     assert all(seen.finished for seen in watch.seen)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_every_task_of_a_schedule_is_seen_once(schedule, checkpoint):
+    layers = nn.Sequential(*(Mix() for _ in range(4))).double()
+    pipe = scheduled(layers, [1] * 4, schedule, chunks=M, checkpoint=checkpoint, transfer="host")
+    with pipe.observe(watch := Watch()):
+        pipe.step(samples(7, 3), targets(7), mean_loss)
+    recomputed = {"always": M, "except_last": M - 1, "never": 0}[checkpoint]
+    actions = named_schedule(schedule, M, 4, 2 if schedule in DOUBLE else 4)
+    whole = [*grid("R", range(recomputed), range(4)), *(f"{kind}{i},{j}" for kind, i, j in actions)]
+    assert watch.names("FRBIW") == sorted(whole)
+    # the turning point of a V is within a device
+    crossed = [1, 3] if schedule in DOUBLE and schedule not in ("interleaved", "looped_bfs") else [1, 2, 3]
+    assert watch.names("Cc") == sorted([*grid("C", range(M), crossed), *grid("c", range(M), crossed)])
+    assert {seen.finished for seen in watch.seen} == {1}
 
 
 @every_combination
@@ -146,6 +179,35 @@ def spans(requires_grad: bool) -> str:
 def test_a_backward_pass_without_checkpoint_ends_before_the_next_one_begins(requires_grad):
     """Also on the first partition where no input needs a gradient: then the parameters' gradients end it."""
     assert spans(requires_grad) == "B1,1( )B1,1 B1,0( )B1,0 B0,1( )B0,1 B0,0( )B0,0"
+
+
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize("balance", [[1, 2], [3]], ids=str)
+@pytest.mark.parametrize("checkpoint", ["except_last", "never"])
+def test_tasks_that_begin_with_tokens_end_one_after_the_other(balance, checkpoint, transfer, workers):
+    log = []
+
+    class Begins(Watch):
+        def start(self, task):
+            seen = super().start(task)
+            log.append(f"{seen.name}(")
+            return seen
+
+        def finish(self, token, nbytes):
+            super().finish(token, nbytes)
+            log.append(f"){token.name}")
+
+    layers = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    pipe = on_cpu(layers, balance, chunks=4, checkpoint=checkpoint, transfer=transfer, workers=workers)
+    with pipe.observe(watch := Begins()):
+        pipe(torch.arange(8).reshape(8, 1) % 5).sum().backward()
+    names = [name for name in watch.order("RB").split() if name.endswith(",0")]
+    again = "RB" if checkpoint == "except_last" else "B"
+    assert names == ["B3,0", *(f"{letter}{i},0" for i in (2, 1, 0) for letter in again)]
+    last = {entry: place for place, entry in enumerate(log)}
+    for one, other in itertools.pairwise(names):
+        assert last[f"){one}"] < last[f"{other}("]
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])

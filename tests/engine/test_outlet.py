@@ -75,31 +75,6 @@ def test_hooks_of_the_output_see_its_gradient(workers):
         torch.testing.assert_close(model[0].outputs[-1].grad, plain[0].outputs[-1].grad)
 
 
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        return self.one(x), self.other(x)
-
-
-class First(nn.Module):
-    def forward(self, values):
-        return values[0]
-
-
-@pytest.mark.parametrize("workers", ["never", "always"])
-def test_an_output_that_gets_no_gradient_gives_none(workers):
-    model = nn.Sequential(Branches(), First(), nn.Linear(WIDTH, WIDTH)).double()
-    plain = copy.deepcopy(model)
-    x = torch.randn(2 * LARGE, WIDTH).double()
-    pipe = on_cpu(model, [1, 2], chunks=2, checkpoint="never", backward="scheduled", workers=workers)
-    for _ in range(2):
-        assert_same(train_step(pipe, x), train_step(plain, x))
-        assert model[0].other.weight.grad is None
-
-
 class Late(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, failing):
@@ -134,29 +109,3 @@ def test_after_an_exception_the_next_batch_is_whole(workers):
     model[1].failing[:] = [False, False]
     plain[1].failing[:] = [False]
     assert_same(train_step(pipe, x), train_step(plain, x))
-
-
-class SwitchesOff(nn.Module):
-    """Leaves grad mode off, which holds until its task is over."""
-
-    def forward(self, x):
-        torch.set_grad_enabled(False)
-        return x
-
-
-@pytest.mark.parametrize("workers", ["never", "always"])
-def test_grad_mode_may_be_left_off(workers):
-    plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)).double()
-    model = copy.deepcopy(plain)
-    x = torch.randn(2 * LARGE, WIDTH).double()
-    pipe = on_cpu(
-        nn.Sequential(model[0], SwitchesOff(), model[1]), [2, 1], chunks=2,
-        checkpoint="never", backward="scheduled", workers=workers,
-    )  # fmt: skip
-    for _ in range(3):
-        pipe.zero_grad()
-        pipe(x).sum().backward()
-        plain.zero_grad()
-        plain(x).sum().backward()
-        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad)

@@ -7,10 +7,11 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad_norm_, parametrizations, parametrize
+from torch.nn.functional import mse_loss
+from torch.nn.utils import clip_grad_norm_
 
-from gpipe_bench import NoChunk, Pipe
-from gpipe_bench.skip import pop, skippable, stash
+from gpipe_bench import LocalValue, NoChunk, Pipe
+from tests.engine.steps import samples
 
 CHECKPOINTS = pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
@@ -44,153 +45,84 @@ def assert_same_step(plain: nn.Module, pipe: Pipe, *inputs, **kwargs) -> None:
     torch.testing.assert_close(gradients(pipe), gradients(plain))
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
+# --- inputs -------------------------------------------------------------------------------------------------
 
 
-class Emit(nn.Module):
-    """x -> (None, True, "word", linear(x), an integer tensor)."""
+class First(nn.Module):
+    """Two inputs that are split, and others that are not."""
 
+    def __init__(self):
+        super().__init__()
+        self.table, self.linear = nn.Embedding(7, 4), nn.Linear(4, 4)
+
+    def forward(self, tokens, x, weights, adjacency, *, scale, mask=None, name=""):
+        assert (weights.shape, name) == ((4,), "a")
+        x = torch.tanh(self.linear(x)) * weights * scale + self.table(tokens)
+        return torch.sparse.mm(adjacency, x.t()).t(), weights, mask, True
+
+
+class Second(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def forward(self, x):
-        return None, True, "word", self.linear(x), torch.arange(len(x))
-
-
-class Absorb(nn.Module):
-    def forward(self, nothing, flag, word, x, numbers):
-        assert nothing is None
+    def forward(self, x, weights, mask, flag):
         assert flag is True
-        assert word == "word"
-        assert numbers.dtype == torch.int64
-        return x * (1 + numbers.unsqueeze(1))
+        return self.linear(x) * weights * mask
 
 
+def loss_of_rows(output, target):
+    return ((output.local_value() if isinstance(output, LocalValue) else output).sin().sum(1) * target).mean()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "called"),
+    [(None, True), (None, False), ("gpipe", True), ("gpipe", False), ("1f1b", False), ("zb_v", False)],
+)
 @CHECKPOINTS
-def test_none_bool_and_text_between_layers(checkpoint):
-    plain = Pipe(nn.Sequential(Emit(), Absorb()), chunks=3, checkpoint="never")
-    pipe = Pipe(copy.deepcopy(nn.Sequential(*plain)), chunks=3, checkpoint=checkpoint, balance=[1, 1])
-    assert_same_step(plain, pipe, X)
-
-
-class Embed(nn.Module):
-    """(token numbers, weights) -> (token numbers, embedding)."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(7, 4)
-
-    def forward(self, tokens, weights):
-        return tokens, self.table(tokens) * weights
-
-
-class Drop(nn.Module):
-    def forward(self, tokens, x):
-        return x * (tokens > 2).unsqueeze(1)
-
-
-@CHECKPOINTS
-def test_an_integer_tensor_comes_first(checkpoint):
-    tokens, weights = torch.tensor([0, 5, 3, 6, 1, 4]), X.abs()
-    pipe = pipe_of(nn.Sequential(Embed(), Drop()), checkpoint)
-    plain = copy.deepcopy(nn.Sequential(*pipe))
-    plain[1](*plain[0](tokens, weights)).square().sum().backward()
-    loss_of(pipe, tokens, weights).backward()
-    torch.testing.assert_close(gradients(pipe), gradients(plain))
-    assert pipe[0].table.weight.grad.abs().sum() > 0
-
-
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x, *, scale=1.0, mask=None, name=""):
-        y = self.linear(x) * scale
-        return y if mask is None else y * mask
-
-
-@CHECKPOINTS
-def test_inputs_by_keyword(checkpoint):
-    plain = nn.Sequential(Scaled(), nn.Linear(4, 4))
-    pipe = pipe_of(plain, checkpoint)
-    mask, scale = torch.tensor([1.0, 0.0, 2.0, 1.0]), X[:, :1]
-    plain[1](plain[0](X, scale=scale, mask=mask)).square().sum().backward()
-    loss_of(pipe, X, scale=scale, mask=NoChunk(mask), name="a").backward()
-    torch.testing.assert_close(gradients(pipe), gradients(plain))
-
-
-@CHECKPOINTS
-def test_a_tensor_for_every_microbatch_gets_the_sum_of_their_gradients(checkpoint):
-    plain = nn.Sequential(Scaled(), nn.Linear(4, 4))
-    pipe = pipe_of(plain, checkpoint)
-    masks = [torch.tensor([1.0, 0.5, 2.0, 1.0], requires_grad=True) for _ in range(2)]
-    plain[1](plain[0](X, mask=masks[0])).square().sum().backward()
-    loss_of(pipe, X, mask=NoChunk(masks[1])).backward()
-    torch.testing.assert_close(masks[1].grad, masks[0].grad)
-    torch.testing.assert_close(gradients(pipe), gradients(plain))
-
-
-@skippable(stash=["aside"])
-class Aside(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        yield stash("aside", self.linear(x))
-        return x
-
-
-@skippable(pop=["aside"])
-class Unused(nn.Module):
-    def forward(self, x):
-        aside = yield pop("aside")
-        assert aside.shape == x.shape
-        return x
-
-
-@CHECKPOINTS
-def test_a_popped_skip_that_gets_no_gradient(checkpoint):
-    plain = nn.Sequential(nn.Linear(4, 4), Aside(), nn.Linear(4, 4), Unused(), nn.Linear(4, 4))
-    pipe = pipe_of(plain, checkpoint, balance=[2, 1, 2])
-    for model in (plain, pipe):
-        loss_of(model, X).backward()
-    found = gradients(pipe)
-    for name, expected in gradients(plain).items():
-        missing = torch.zeros_like(plain.get_parameter(name))
-        torch.testing.assert_close(
-            missing if found[name] is None else found[name], missing if expected is None else expected
+def test_inputs_of_all_kinds(checkpoint, schedule, called):
+    """Whole ones get the sum of the gradients of all micro-batches."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(First(), Second(), nn.Linear(4, 4), nn.Tanh()).double()
+    plain, target, found = copy.deepcopy(layers), torch.linspace(-1, 1, 7).double(), []
+    pipe = Pipe(layers, 3, checkpoint, balance=[1] * 4, schedule=schedule)
+    for model, whole in ((pipe, NoChunk), (plain, lambda value: value)):
+        leaves = [samples(7, 4), samples(4), samples(7, 1)]
+        inputs = (
+            torch.tensor([0, 5, 3, 6, 1, 4, 2]),
+            leaves[0],
+            whole(leaves[1]),
+            whole(torch.eye(4).double().to_sparse()),
         )
+        named = {"scale": leaves[2], "mask": whole(torch.tensor([1.0, 0, 2, 1]).double()), "name": "a"}
+        if model is plain:
+            loss = loss_of_rows(plain[2:](plain[1](*plain[0](*inputs, **named))), target)
+            loss.backward()
+        elif called:
+            loss = loss_of_rows(pipe(*inputs, **named), target)
+            loss.backward()
+        else:
+            loss = pipe.step(inputs, target, loss_of_rows, **named)
+        found.append([loss.detach(), *(each.grad for each in (*leaves, *model.parameters()))])
+    torch.testing.assert_close(*found)
 
 
-# --- modes -----------------------------------------------------------------------------------------------------------
+class Add(nn.Module):
+    def forward(self, x, y):
+        return x + 2 * y
 
 
-@CHECKPOINTS
-def test_autocast_reaches_every_layer(checkpoint):
-    plain = network()
-    pipe = pipe_of(plain, checkpoint)
-    seen = []
-    for layer in pipe:
-        layer.register_forward_hook(lambda _layer, _args, output: seen.append(output.dtype))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(pipe, X)
-        expected = sum(loss_of(plain, part) for part in X.chunk(3))
-    loss.backward()
-    expected.backward()
-    assert set(seen) == {torch.bfloat16}
-    torch.testing.assert_close(gradients(pipe), gradients(plain), rtol=0.05, atol=0.05)
+def test_inputs_of_a_step_by_position_and_by_name():
+    pipe = Pipe(nn.Sequential(Add(), nn.Linear(4, 4)), 3, balance=[1, 1], schedule="1f1b")
+    losses = [
+        pipe.step((X, X + 1), X, mse_loss),
+        pipe.step(X, X, mse_loss, y=X + 1),
+        pipe.step((), X, mse_loss, x=X, y=X + 1),
+    ]
+    assert losses == losses[:1] * 3
 
 
-def test_inference_mode_reaches_the_workers():
-    pipe = pipe_of(network())
-    with torch.inference_mode():
-        output = pipe(X).local_value()
-    assert output.is_inference()
-    torch.testing.assert_close(output.clone(), network()(X))
-    loss_of(pipe, X).backward()
+# --- modes -------------------------------------------------------------------------------------------------
 
 
 @CHECKPOINTS
@@ -214,35 +146,7 @@ def test_training_and_evaluation_in_any_order(checkpoint):
     torch.testing.assert_close(dict(pipe.named_buffers()), dict(plain.named_buffers()))
 
 
-def test_batch_statistics_after_checkpointed_batches_with_deferral():
-    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    pipe = pipe_of(plain, "always", deferred_batch_norm=True)
-    for _ in range(3):
-        plain(X)
-        loss_of(pipe, X).backward()
-    torch.testing.assert_close(dict(pipe.named_buffers()), dict(plain.named_buffers()))
-
-
-# --- what belongs to a training program ------------------------------------------------------------------------------
-
-
-def test_a_plain_state_dict_goes_in_and_comes_out():
-    plain, pipe = network(), pipe_of(network())
-    pipe.load_state_dict({name: 2 * tensor for name, tensor in plain.state_dict().items()})
-    plain.load_state_dict(pipe.state_dict())
-    torch.testing.assert_close(pipe(X).local_value(), plain(X))
-
-
-@CHECKPOINTS
-def test_gradients_accumulate_over_batches(checkpoint):
-    plain, pipe = network(), pipe_of(network(), checkpoint)
-    for scale in (1, -2, 0.5):
-        assert_same_step(plain, pipe, scale * X)
-    losses = sum(loss_of(plain, scale * X) for scale in (3, 4))
-    losses.backward()
-    # Two batches under way before the backward pass.
-    sum(loss_of(pipe, scale * X) for scale in (3, 4)).backward()
-    torch.testing.assert_close(gradients(pipe), gradients(plain))
+# --- what belongs to a training program -----------------------------------------------------------------------------
 
 
 OPTIMIZERS = {
@@ -269,52 +173,6 @@ def test_optimizer_scheduler_and_clipping_see_ordinary_parameters(name):
     torch.testing.assert_close(dict(pipe.named_parameters()), dict(plain.named_parameters()))
     state = copy.deepcopy(models[pipe].state_dict())
     models[plain].load_state_dict(state)
-
-
-@CHECKPOINTS
-def test_frozen_layers_get_no_gradient(checkpoint):
-    plain = network()
-    plain[0].requires_grad_(False)
-    plain[4].bias.requires_grad_(False)
-    pipe = pipe_of(plain, checkpoint)
-    assert_same_step(plain, pipe, X)
-    assert pipe[0].weight.grad is None
-    plain[2].requires_grad_(False)
-    pipe[2].requires_grad_(False)
-    for model in (plain, pipe):
-        model.zero_grad()
-    assert_same_step(plain, pipe, X)
-
-
-@CHECKPOINTS
-def test_nothing_to_train_in_the_first_partition_but_the_input(checkpoint):
-    plain = network()
-    plain[0].requires_grad_(False)
-    pipe = pipe_of(plain, checkpoint)
-    leaves = [X.clone().requires_grad_() for _ in range(2)]
-    for model, leaf in zip((plain, pipe), leaves, strict=True):
-        loss_of(model, leaf).backward()
-    torch.testing.assert_close(leaves[1].grad, leaves[0].grad)
-
-
-class Symmetric(nn.Module):
-    def forward(self, weight):
-        return weight.triu() + weight.triu(1).mT
-
-
-@CHECKPOINTS
-def test_parametrized_weights(checkpoint):
-    plain = network()
-    parametrize.register_parametrization(plain[2], "weight", Symmetric())
-    parametrizations.weight_norm(plain[0])
-    pipe = pipe_of(plain, checkpoint)
-    assert_same_step(plain, pipe, X)
-    with parametrize.cached():
-        if checkpoint == "never":
-            torch.testing.assert_close(pipe(X).local_value(), plain(X))
-        else:  # one weight, made without a graph, would serve all tasks
-            with pytest.raises(RuntimeError, match=r"got parametrize.cached\(\) around a batch with checkpoints"):
-                pipe(X)
 
 
 @CHECKPOINTS

@@ -8,7 +8,6 @@ import pickle
 import signal
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from gpipe_bench import Components
 from gpipe_bench.engine.worker import result_of
 from tests.engine.steps import mean_loss, scheduled, targets
-from tests.engine.support import FACTORIAL, MODES, Mix, assert_same, crossing_model, label, on_cpu, train_step
+from tests.engine.support import FACTORIAL, Mix, assert_same, crossing_model, label, on_cpu, train_step
 
 X = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
 
@@ -26,9 +25,10 @@ def crossing_pipe(**options):
     return on_cpu(crossing_model(), [2, 2, 3], chunks=3, **options)
 
 
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
 @pytest.mark.parametrize("components", FACTORIAL[::5], ids=label)
-def test_a_deep_copy_trains_on_its_own(components):
-    pipe = crossing_pipe(components=components)
+def test_a_deep_copy_trains_on_its_own(components, schedule):
+    pipe = crossing_pipe(components=components, schedule=schedule)
     train_step(pipe, X)
     clone = copy.deepcopy(pipe)
     before = {name: parameter.detach().clone() for name, parameter in pipe.named_parameters()}
@@ -39,9 +39,10 @@ def test_a_deep_copy_trains_on_its_own(components):
     assert_same(train_step(copy.deepcopy(pipe), X), train_step(crossing_model(), X))
 
 
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
 @pytest.mark.parametrize("components", FACTORIAL[::5], ids=label)
-def test_a_pickled_pipeline_trains_as_before(components):
-    pipe = crossing_pipe(components=components, checkpoint="always", transfer="host")
+def test_a_pickled_pipeline_trains_as_before(components, schedule):
+    pipe = crossing_pipe(components=components, checkpoint="always", transfer="host", schedule=schedule)
     expected = train_step(pipe, X)
     loaded = pickle.loads(pickle.dumps(pipe))
     assert (loaded.components, loaded.transfer, loaded.balance) == (components, "host", [2, 2, 3])
@@ -152,49 +153,16 @@ def test_a_batch_that_calls_its_own_pipeline(caller, schedule, workers):
         assert "a pipeline must run one batch at a time, got a call from a loss, layer or hook" in str(error)
 
 
-def test_a_pipeline_within_a_layer_of_a_pipeline():
-    inner = on_cpu(nn.Sequential(Mix(), Mix()).double(), [1, 1], chunks=2)
-
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return self.inner(x)
-
-    plain = nn.Sequential(Mix(), nn.Sequential(*copy.deepcopy(list(inner)))).double()
-    pipe = on_cpu(nn.Sequential(copy.deepcopy(plain[0]), Holder()), [1, 1], chunks=3)
+@pytest.mark.parametrize("inner", [None, "gpipe"])
+@pytest.mark.parametrize("outer", [None, "gpipe"])
+def test_a_pipeline_within_a_layer_of_a_pipeline(outer, inner):
+    plain = nn.Sequential(Mix(), nn.Sequential(Mix(), Mix()), Mix()).double()
+    layers = copy.deepcopy(plain)
+    layers[1] = on_cpu(layers[1], [1, 1], chunks=2, schedule=inner)
+    pipe = on_cpu(layers, [1, 2], chunks=3, schedule=outer)
     found, expected = train_step(pipe, X), train_step(plain, X)
     torch.testing.assert_close(found.output, expected.output)
     torch.testing.assert_close(list(found.gradients.values()), list(expected.gradients.values()))
-
-
-class Elsewhere(nn.Module):
-    """Its layer runs in a thread of its own, whose nodes have numbers of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Mix()
-
-    def forward(self, x):
-        grad = torch.is_grad_enabled()
-
-        def run():
-            with torch.set_grad_enabled(grad):
-                return self.layer(x)
-
-        with ThreadPoolExecutor(1) as threads:
-            return threads.submit(run).result()
-
-
-@pytest.mark.parametrize("workers", ["always", "never"])
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_a_layer_that_computes_in_a_thread_of_its_own(checkpoint, backward, workers):
-    plain = nn.Sequential(Mix(), Elsewhere(), Mix()).double()
-    pipe = on_cpu(copy.deepcopy(plain), [1, 1, 1], chunks=3, checkpoint=checkpoint, backward=backward, workers=workers)
-    assert_same(train_step(pipe, X), train_step(plain, X))
 
 
 def run_in_a_fork(work) -> int:

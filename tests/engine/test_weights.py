@@ -69,3 +69,20 @@ def test_layers_of_which_one_uses_it_while_the_caller_does():
     with parametrize.cached():
         found = pipe(X)
     torch.testing.assert_close(found, copy.deepcopy(nn.Sequential(*pipe))(X))
+
+
+@CHECKPOINTS
+@BACKWARDS
+def test_the_caller_may_use_it_in_one_graph_alone(backward, checkpoint):
+    """One weight, made without a graph, would serve all tasks of a checkpoint or a schedule."""
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer in plain:
+        parametrize.register_parametrization(layer, "weight", Symmetric())
+    options = {"devices": ["cpu"] * 2, "chunks": 3, "checkpoint": checkpoint, "backward": backward}
+    pipe = GPipe(copy.deepcopy(plain), [1, 1], **options)
+    with parametrize.cached():
+        if (checkpoint, backward) == ("never", "autograd"):
+            torch.testing.assert_close(pipe(X), plain(X))
+        else:
+            with pytest.raises(RuntimeError, match=r"got parametrize.cached\(\) around a batch with checkpoints"):
+                pipe(X)

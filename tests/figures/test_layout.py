@@ -1,7 +1,6 @@
 """What a reader sees: every text inside the figure, large enough, none over another."""
 
 import pytest
-from matplotlib.text import Text
 
 from gpipe_bench.figures.ablation import ablation_figure
 from gpipe_bench.figures.runs import Run
@@ -46,30 +45,9 @@ STEPS = {
 }
 
 
-@pytest.fixture
-def texts_of(monkeypatch):
-    """Draws a figure and returns the texts that really appear, with their boxes in points."""
-    seen = []
-    draw = Text.draw
-
-    def record(self, renderer, *args, **kwargs):
-        if self.get_visible() and self.get_text().strip():
-            seen.append((self, self.get_window_extent(renderer)))
-        return draw(self, renderer, *args, **kwargs)
-
-    def texts(figure):
-        monkeypatch.setattr(Text, "draw", record)
-        figure.set_dpi(72)
-        figure.canvas.draw()
-        monkeypatch.setattr(Text, "draw", draw)
-        return seen
-
-    return texts
-
-
-def check(figure, texts):
+def check(figure, texts, width_in=WIDTH_IN):
     width, height = figure.get_size_inches() * 72
-    assert width == pytest.approx(WIDTH_IN * 72)
+    assert width == pytest.approx(width_in * 72)
     for text, box in texts:
         assert text.get_fontsize() >= FONT_PT
         assert box.x0 >= 0 and box.x1 <= width, f"{text.get_text()!r} is clipped at the side"  # noqa: PT018

@@ -43,12 +43,12 @@ def test_there_is_a_figure_for_each_table():
     assert set(files(COMMITTED)) == expected
 
 
-def test_every_figure_fits_one_column_of_a_page(redrawn):
+def test_every_figure_fits_one_column_of_a_page_or_both(redrawn):
     for path in redrawn.rglob("*.svg"):
         width, height = re.search(r'<svg[^>]*?\swidth="([0-9.]+)pt" height="([0-9.]+)pt"', path.read_text()).groups()
-        assert float(width) == round(3.4 * 72, 1), path.name
         # A column of a page is 9 inches high, and a caption goes below.
-        assert float(height) < 8.1 * 72, path.name
+        highest = {round(3.4 * 72, 1): 8.1, 7 * 72: 5}
+        assert float(height) < highest[float(width)] * 72, path.name
 
 
 def test_redrawn_figures_are_the_committed_ones(redrawn):

@@ -10,7 +10,7 @@ from gpipe_bench.figures.shares import shares_figure
 from gpipe_bench.figures.style import draw, drawing
 from gpipe_bench.figures.tables import read_rows
 from tests.figures.synthetic import ablation_row, accelerator_ablation, cpu_ablation, write_rows
-from tests.figures.test_layout import check, texts_of, words  # noqa: F401 - a fixture
+from tests.figures.test_layout import check, words
 
 GAINS = dict(zip(Components.__slots__, (1.0, 2.0, 4.0, 8.0, 16.0), strict=True))
 
@@ -81,26 +81,26 @@ def test_published_values_of_other_settings_are_not_mixed_in():
     ],
     ids=["published", "measured", "both", "incomplete"],
 )
-def test_texts_are_legible(rows, texts_of):  # noqa: F811
+def test_texts_are_legible(rows, texts_of):
     with drawing():
         figure = shares_figure(rows())
         check(figure, texts_of(figure))
 
 
-def test_the_evidence_and_the_total_are_named(texts_of):  # noqa: F811
+def test_the_evidence_and_the_total_are_named(texts_of):
     with drawing():
         shown = words(texts_of(shares_figure(additive())))
     assert "simulated" in shown.split()
     assert "throughput 100 to 131 samples/s" in shown.replace("\n", " ")
 
 
-def test_an_incomplete_factorial_says_that_there_are_no_shares(texts_of):  # noqa: F811
+def test_an_incomplete_factorial_says_that_there_are_no_shares(texts_of):
     with drawing():
         shown = words(texts_of(shares_figure(additive()[1:])))
     assert "No shares: they need a value of every combination" in shown
 
 
-def test_published_values_are_marked_in_the_simulated_block_of_the_ablation(texts_of):  # noqa: F811
+def test_published_values_are_marked_in_the_simulated_block_of_the_ablation(texts_of):
     with drawing():
         figure = ablation_figure([*additive(), *published()])
         shown = words(texts_of(figure))

@@ -19,7 +19,7 @@ from gpipe_bench.figures.why import explanation, why_figure
 from gpipe_bench.results.catalogue import reference_figures
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, ideal_bubble
 from tests.figures.synthetic import ablation_row, write_rows
-from tests.figures.test_layout import check, texts_of, words  # noqa: F401 - a fixture
+from tests.figures.test_layout import check, words
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 128)
 
@@ -95,13 +95,13 @@ def test_the_parts_of_device_time_add_up_and_the_ideal_is_their_sum_where_nothin
 
 @pytest.mark.parametrize("draw", [sweep_figure, why_figure])
 @pytest.mark.parametrize("rows", [sweep, measured_sweep, lambda: [*sweep((1, 2)), *measured_sweep()]])
-def test_texts_of_a_sweep_are_legible(draw, rows, texts_of):  # noqa: F811
+def test_texts_of_a_sweep_are_legible(draw, rows, texts_of):
     with drawing():
         figure = draw(rows())
         check(figure, texts_of(figure))
 
 
-def test_the_map_shows_every_value_and_what_does_not_fit(texts_of):  # noqa: F811
+def test_the_map_shows_every_value_and_what_does_not_fit(texts_of):
     with drawing():
         figure = sweep_figure(sweep())
     assert len(figure.axes) == 6
@@ -138,7 +138,7 @@ def tables():
     return [*rows[:-1], failed(rows[-1])]
 
 
-def test_a_published_table_shows_the_error_of_each_row(texts_of):  # noqa: F811
+def test_a_published_table_shows_the_error_of_each_row(texts_of):
     with drawing():
         figure = published_tables_figure(tables(), "throughput_samples_per_s")
         shown = texts_of(figure)
@@ -183,7 +183,7 @@ def test_one_variant_is_a_sweep_and_an_ablation(tmp_path):
     assert draw_ablation(path, tmp_path / "ablation")
 
 
-def test_advice_names_the_recommended_choice(texts_of):  # noqa: F811
+def test_advice_names_the_recommended_choice(texts_of):
     rows = [row for row in sweep((1, 2, 4, 8)) if row.batch_size == 256]
     rows += [sweep_row(8, 128, 256, "always", balance="2-1-1-1-1-1-1-1", throughput_samples_per_s=5000.0)]
     with drawing():
@@ -194,7 +194,7 @@ def test_advice_names_the_recommended_choice(texts_of):  # noqa: F811
     assert len(figure.axes) == 3
 
 
-def test_advice_where_nothing_fits(texts_of):  # noqa: F811
+def test_advice_where_nothing_fits(texts_of):
     with drawing():
         figure = advice_figure([failed(sweep_row(1, 1, 8))])
         assert "Nothing that was tried fits the memory" in words(texts_of(figure))

@@ -10,7 +10,7 @@ from gpipe_bench.figures.runs import Run
 from gpipe_bench.figures.style import drawing
 from gpipe_bench.figures.timelines import draw_timelines, timelines_figure
 from tests.figures.synthetic import ablation_row, event_records, step_events, write_events, write_rows
-from tests.figures.test_layout import check, texts_of, words  # noqa: F401 - a fixture
+from tests.figures.test_layout import check, words
 
 
 def row(variant, speed=10.0, **changes):
@@ -45,7 +45,7 @@ def test_only_the_last_chart_has_the_numbers_of_the_axis():
     assert [bool(axes.get_xlabel()) for axes in shown] == [False, False, False, True]
 
 
-def test_each_variant_says_how_fast_it_is_and_what_it_adds(texts_of):  # noqa: F811
+def test_each_variant_says_how_fast_it_is_and_what_it_adds(texts_of):
     with drawing():
         shown = words(texts_of(timelines_figure(runs())))
     assert "baseline: 10.0 samples/s, 20.0 GiB, idle" in shown
@@ -56,13 +56,13 @@ def test_each_variant_says_how_fast_it_is_and_what_it_adds(texts_of):  # noqa: F
     assert "simulated" in shown.split()
 
 
-def test_texts_are_legible(texts_of):  # noqa: F811
+def test_texts_are_legible(texts_of):
     with drawing():
         figure = timelines_figure(runs())
         check(figure, texts_of(figure))
 
 
-def test_a_variant_without_a_timeline_says_why(texts_of):  # noqa: F811
+def test_a_variant_without_a_timeline_says_why(texts_of):
     some = runs()
     failed = row("dep-x-x", None, status="oom", reason="device 0 needs 30 GiB")
     some["dep-x-x"] = Run(failed, [], "no timeline, oom: device 0 needs 30 GiB")

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from hypothesis import settings
 
-from gpipe_bench.native.build import EXTRA_FLAGS
 from gpipe_bench.simulator.clock.run import Run
 from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, SplitWork, TaskWork, Workload
 
-SANITIZED = "-fsanitize" in os.environ.get(EXTRA_FLAGS, "")
-"""Whether the C code is compiled with sanitizers, with which Python takes ten times as long."""
 MS = 1_000_000
 LETTERS = {
     "forward": "F",

@@ -1,28 +1,58 @@
-"""The caching allocator's documented rules, exactly."""
+"""The caching allocator's documented rules, on requests that can be followed by hand."""
 
 from __future__ import annotations
 
-import itertools
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulator.oracle.allocator import MIB, Allocator, OutOfMemory
-from tests.simulator.oracle.clock import Clock
+from gpipe_bench.emulator.replay.run import replay
+from gpipe_bench.emulator.trace import Record
+from tests.emulator.bed.rows import Bed, traced
 
-EXAMPLES = settings(max_examples=100)
+MIB = 2**20
 
 
-def allocator(capacity=0):
-    return Allocator(Clock(4, 1), capacity)
+def alloc(block, nbytes, stream=0, device=0):
+    return Record("alloc", "", device, stream, nbytes=round(nbytes), writes=(block,))
+
+
+def free(*blocks, device=0):
+    return [Record("free", "", device, 0, writes=(block,)) for block in blocks]
+
+
+def use(block, stream, device=0):
+    return Record("record_stream", "", device, stream, writes=(block,))
+
+
+def busy(milliseconds, stream, device=0):
+    return Record("kernel", "work", device, stream, duration=milliseconds)
+
+
+def until_idle(stream):
+    return Record("sync_stream", "", 0, stream)
+
+
+def memory(*rows, capacity=0, device=0):
+    flat = [row for given in rows for row in (given if isinstance(given, list) else [given])]
+    found = replay(traced(*flat), Bed(capacity_bytes=capacity))
+    assert found.shortage is None
+    return found.memory[device]
+
+
+def reserved(*rows, **options):
+    """The most bytes of segments."""
+    return memory(*rows, **options).peak_reserved
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "reserved"),
+    ("asked", "given", "segment"),
     [
         (0, 512, 2 * MIB),
         (1, 512, 2 * MIB),
+        (512, 512, 2 * MIB),
         (513, 1024, 2 * MIB),
         (MIB, MIB, 2 * MIB),
         (MIB + 1, MIB + 512, 20 * MIB),
@@ -34,142 +64,119 @@ def allocator(capacity=0):
         (31 * MIB, 32 * MIB, 32 * MIB),
     ],
 )
-def test_sizes(asked, given, reserved):
-    memory = allocator()
-    assert memory.alloc(asked, 0).size == given
-    assert (memory.allocated, memory.reserved) == (given, reserved)
+def test_sizes(asked, given, segment):
+    found = memory(alloc(1, asked))
+    assert (found.peak_live, found.peak_allocated, found.peak_reserved) == (asked, given, segment)
 
 
 def test_segments_are_shared_by_what_fits():
-    memory = allocator()
-    for _ in range(4):
-        memory.alloc(MIB // 2, 0)
-    assert memory.reserved == 2 * MIB
-    memory.alloc(1, 0)
-    assert memory.reserved == 4 * MIB
+    rows = [alloc(block, MIB // 2) for block in range(4)]
+    assert reserved(rows) == 2 * MIB
+    assert reserved(rows, alloc(4, 1)) == 4 * MIB
+
+
+def test_of_a_small_segment_the_last_512_bytes_are_of_use():
+    assert reserved(alloc(1, MIB), alloc(2, MIB - 512), alloc(3, 512)) == 2 * MIB
 
 
 def test_small_and_large_requests_do_not_share():
-    memory = allocator()
-    memory.alloc(5 * MIB, 0)
-    memory.alloc(MIB, 0)
-    assert memory.reserved == 22 * MIB
+    assert reserved(alloc(1, 5 * MIB), alloc(2, MIB)) == 22 * MIB
 
 
 def test_the_smallest_free_block_that_is_large_enough_is_taken():
-    memory = allocator()
-    blocks = [memory.alloc(size * MIB, 0) for size in (50, 30, 40)]
-    for block in blocks:
-        memory.free(block)
-    assert memory.alloc(29 * MIB + 1, 0).address == blocks[1].address
-    assert memory.alloc(31 * MIB, 0).address == blocks[2].address
-    assert memory.reserved == 120 * MIB
+    rows = [alloc(1, 50 * MIB), alloc(2, 30 * MIB), alloc(3, 40 * MIB), *free(1, 2, 3)]
+    # Into the segments of 30, 40 and 50 MiB.
+    assert reserved(rows, alloc(4, 29 * MIB), alloc(5, 31 * MIB), alloc(6, 45 * MIB)) == 120 * MIB
 
 
-def test_free_neighbours_merge_again():
-    memory = allocator()
-    blocks = [memory.alloc(6 * MIB, 0) for _ in range(3)]
-    assert memory.reserved == 20 * MIB
-    for index in (0, 2, 1):
-        memory.free(blocks[index])
-    assert memory.alloc(18 * MIB, 0).address == blocks[0].address
-    assert memory.reserved == 20 * MIB
+def test_of_equal_blocks_that_of_the_lowest_address_is_taken():
+    #   segments of 20 MiB   1 2 3   4 5 6         7 goes to where 1 was, so that the second segment can become whole
+    rows = [*(alloc(block, 6 * MIB) for block in range(1, 7)), *free(1, 4), alloc(7, 6 * MIB), *free(5, 6)]
+    assert reserved(rows, alloc(8, 18 * MIB)) == 40 * MIB
+    rows = [*(alloc(block, 6 * MIB) for block in range(1, 7)), *free(4, 1), alloc(7, 6 * MIB), *free(5, 6)]
+    assert reserved(rows, alloc(8, 18 * MIB)) == 40 * MIB
 
 
-def test_each_stream_has_its_own_blocks():
-    memory = allocator()
-    memory.free(memory.alloc(MIB, 0))
-    memory.alloc(MIB, 1)
-    assert memory.reserved == 4 * MIB
+@pytest.mark.parametrize("order", [*permutations((1, 2, 3))])
+def test_free_neighbours_merge_in_any_order(order):
+    rows = [alloc(block, 6 * MIB) for block in (1, 2, 3)]
+    assert reserved(rows, free(*order), alloc(4, 18 * MIB)) == 20 * MIB
 
 
-def test_a_block_that_another_stream_used_is_free_when_that_stream_has_come_so_far():
-    clock = Clock(2, 1)
-    memory = Allocator(clock)
-    seen = []
-
-    def host():
-        clock.issue((1,), 100, engines=(), launches=1, host_ns=0)
-        block = memory.alloc(20 * MIB, 0)
-        memory.record_stream(block, 1)
-        memory.free(block)
-        assert memory.allocated == 0
-        memory.free(memory.alloc(20 * MIB, 0))
-        seen.append(memory.reserved)
-        yield 101
-        seen.append([memory.alloc(20 * MIB, 0).address for _ in range(2)])
-        seen.append(memory.reserved)
-
-    clock.resume(host())
-    clock.run()
-    assert seen == [40 * MIB, [0, 21 * MIB], 40 * MIB]
+def test_neighbours_know_each_other_after_a_merge():
+    # 2 merges with 3, into which 4 and 5 are cut; then all merge from the front.
+    rows = [*(alloc(block, 4 * MIB) for block in (1, 2, 3, 6)), *free(3, 2)]
+    rows += [alloc(4, 3 * MIB), alloc(5, 3 * MIB), *free(1, 5, 4, 6)]
+    assert reserved(rows, alloc(7, 18 * MIB)) == 20 * MIB
 
 
-def test_use_on_its_own_stream_defers_nothing():
-    memory = allocator()
-    block = memory.alloc(MIB, 0)
-    memory.record_stream(block, 0)
-    memory.free(block)
-    assert memory.alloc(MIB, 0).address == block.address
-
-
-def test_a_full_device_gives_whole_segments_back_and_tries_again():
-    memory = allocator(capacity=60 * MIB)
-    memory.free(memory.alloc(30 * MIB, 0))
-    half = memory.alloc(6 * MIB, 0)
-    assert memory.reserved == 30 * MIB
-    memory.free(memory.alloc(20 * MIB, 1))
-    memory.alloc(28 * MIB, 1)
-    # The segment of stream 1 went; that of stream 0 is partly in use.
-    assert (memory.flushes, memory.reserved, half.holders) == (1, 58 * MIB, 1)
-
-
-def test_a_device_that_is_full_after_all_says_what_it_lacks():
-    memory = allocator(capacity=60 * MIB)
-    memory.alloc(40 * MIB, 0)
-    with pytest.raises(
-        OutOfMemory, match="memory of device 0 must suffice, got 73400320 B needed of 62914560 B"
-    ) as caught:
-        memory.alloc(30 * MIB, 0)
-    assert (caught.value.needed, caught.value.reserved) == (30 * MIB, 40 * MIB)
-
-
-def test_a_flush_frees_deferred_blocks_and_their_events_pass_later():
-    clock = Clock(2, 1)
-    memory = Allocator(clock, 40 * MIB)
-
-    def host():
-        clock.issue((1,), 100, engines=(), launches=1, host_ns=0)
-        block = memory.alloc(30 * MIB, 0)
-        memory.record_stream(block, 1)
-        memory.free(block)
-        memory.free(memory.alloc(40 * MIB, 0))
-        yield 200
-        memory.alloc(40 * MIB, 0)
-
-    clock.resume(host())
-    clock.run()
-    assert (memory.flushes, memory.reserved) == (1, 40 * MIB)
-
-
-@EXAMPLES
+@settings(max_examples=50)
 @given(
     requests=st.lists(
         st.tuples(st.integers(0, 40 * MIB), st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=60
     )
 )
-def test_blocks_never_overlap_and_what_is_free_becomes_whole(requests):
-    memory = allocator()
-    held = []
-    for nbytes, stream, drop in requests:
-        held.append(memory.alloc(nbytes, stream))
+def test_what_is_free_becomes_whole_and_goes_back(requests):
+    rows, held = [], []
+    for block, (nbytes, stream, drop) in enumerate(requests, 1):
+        rows.append(alloc(block, nbytes, stream))
+        held.append(block)
         if drop < 5:
-            memory.free(held.pop(drop % len(held)))
-        spans = sorted((block.address, block.address + block.size) for block in held)
-        assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
-        assert memory.allocated == sum(block.size for block in held)
-    for block in held:
-        memory.free(block)
-    assert memory.allocated == 0
-    memory._flush()
-    assert memory.reserved == 0
+            rows += free(held.pop(drop % len(held)))
+    whole = memory(rows, free(*held), alloc(1000, 4096 * MIB), capacity=4096 * MIB)
+    assert (whole.flushes, whole.reserved, whole.allocated) == (1, 4096 * MIB, 4096 * MIB)
+
+
+def test_each_stream_has_its_own_blocks():
+    assert reserved(alloc(1, MIB), free(1), alloc(2, MIB, stream=1)) == 4 * MIB
+
+
+@pytest.mark.parametrize(("until", "expected"), [((), 60), ((1,), 60), ((1, 2), 30)])
+def test_a_block_is_free_when_all_streams_that_used_it_have_come_so_far(until, expected):
+    rows = [alloc(1, 30 * MIB), busy(3, 1), busy(5, 2), use(1, 1), use(1, 2), *free(1), *map(until_idle, until)]
+    # The compute engine is one for all streams: stream 2 is done after 8 ms, stream 1 after 3.
+    assert reserved(rows, alloc(2, 30 * MIB)) == expected * MIB
+
+
+def test_use_on_its_own_stream_or_on_an_idle_one_defers_nothing():
+    assert reserved(alloc(1, 30 * MIB), busy(5, 0), use(1, 0), use(1, 3), free(1), alloc(2, 30 * MIB)) == 30 * MIB
+
+
+def test_a_block_that_waits_is_in_use_no_longer():
+    found = memory(alloc(1, 30 * MIB), busy(5, 1), use(1, 1), free(1), alloc(2, 20 * MIB))
+    assert (found.peak_live, found.peak_allocated, found.peak_reserved) == (30 * MIB, 30 * MIB, 50 * MIB)
+
+
+def test_a_full_device_gives_whole_segments_back_and_tries_again():
+    # The segment of stream 1 goes; that of stream 0 is partly in use, that of 10 MiB is not large enough.
+    rows = [alloc(1, 30 * MIB), *free(1), alloc(2, 6 * MIB), alloc(3, 20 * MIB, 1), *free(3)]
+    found = memory(rows, alloc(4, 28 * MIB, 1), capacity=60 * MIB)
+    assert (found.flushes, found.peak_reserved, found.reserved) == (1, 58 * MIB, 58 * MIB)
+
+
+def test_a_segment_goes_back_only_if_all_of_it_is_free():
+    # Of the segment of 20 MiB the first, then the last 12 MiB are free.
+    for gone in (1, 2):
+        rows = [alloc(1, 8 * MIB), alloc(2, 8 * MIB), *free(gone), alloc(3, 20 * MIB, 1), *free(3)]
+        found = memory(rows, alloc(4, 22 * MIB, 1), capacity=42 * MIB)
+        assert (found.flushes, found.reserved) == (1, 42 * MIB)
+
+
+def test_a_device_may_be_full_to_the_last_byte():
+    found = memory(alloc(1, 20 * MIB), free(1), alloc(2, 40 * MIB), capacity=60 * MIB)
+    assert (found.flushes, found.reserved) == (0, 60 * MIB)
+
+
+def test_a_flush_is_of_one_device_alone():
+    # Of device 1 one block waits and one is cached; then device 0 is flushed; device 1 still has the cached one alone.
+    rows = [alloc(1, 30 * MIB, 0, 1), busy(9, 1, 1), use(1, 1, 1), *free(1, device=1), alloc(2, 20 * MIB, 0, 1)]
+    rows += [*free(2, device=1), alloc(3, 60 * MIB), *free(3), alloc(4, 80 * MIB)]
+    rows += [alloc(5, 20 * MIB, 0, 1), alloc(6, 30 * MIB, 0, 1)]
+    found = [memory(rows, capacity=90 * MIB, device=device) for device in (0, 1)]
+    assert [(one.flushes, one.reserved) for one in found] == [(1, 80 * MIB), (0, (30 + 20 + 30) * MIB)]
+
+
+def test_events_of_a_block_that_a_flush_has_freed_pass_later():
+    rows = [alloc(1, 30 * MIB), busy(5, 1), use(1, 1), *free(1), alloc(2, 40 * MIB), *free(2), until_idle(1)]
+    found = memory(rows, alloc(3, 40 * MIB), capacity=40 * MIB)
+    assert (found.flushes, found.reserved) == (1, 40 * MIB)

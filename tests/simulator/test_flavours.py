@@ -33,6 +33,17 @@ def test_with_fork_and_join_every_device_goes_from_the_last_microbatch_to_the_fi
     assert orders(checkpoint, flavour, **switches) == [expected] * N
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "first"), [("always", "R3 B3"), ("except_last", "B3")], ids=["always", "except_last"]
+)
+def test_partitions_of_one_device_do_so_too(checkpoint, first):
+    work = workload(M, [task(launches=20)] * N)
+    names = order(run(work, HOST, Settings(checkpoint=checkpoint, devices=(0,) * N)), "RB")
+    for j in range(N):
+        own = " ".join(name[:2] for name in names if name.endswith(f",{j}"))
+        assert own == f"{first} R2 B2 R1 B1 R0 B0"
+
+
 def test_without_fork_and_join_the_last_device_recomputes_everything_first():
     assert orders(fork_join=False)[-1] == "R3 R2 R1 R0 B3 B2 B1 B0"
 
@@ -84,6 +95,24 @@ def copies_of_gradients(flavour):
 def test_gradients_wait_for_the_nested_passes_on_top_of_theirs():
     assert copies_of_gradients("current") == ["B3,1", "c3,1", "B2,1", "c2,1", "B1,1", "c1,1", "B0,1", "c0,1"]
     assert copies_of_gradients("published") == ["B1,1", "B2,1", "B3,1", "c3,1", "c2,1", "c1,1", "B0,1", "c0,1"]
+
+
+@pytest.mark.parametrize(
+    ("flavour", "nodes", "expected"),
+    [
+        ("current", 1, "B3 c3 B2 c2 B1 c1 B0 c0"),
+        # Of six nodes the one in the middle counts, here 20, 14, 8 and 2; copies are 11 to 8.
+        ("current", 6, "B3 B2 c3 c2 B1 c1 B0 c0"),
+        ("current", 40, "B3 B2 B1 B0 c3 c2 c1 c0"),
+        # In threads that have made many nodes before.
+        ("published", 40, "B3 c3 B2 c2 B1 c1 B0 c0"),
+    ],
+)
+def test_nodes_of_the_calling_thread_are_numbered_from_the_number_of_tasks(flavour, nodes, expected):
+    work = workload(M, [task(nodes=nodes)] * 2)
+    switches = Components(fork_join=False, copy_streams=False, portals=False)
+    names = order(run(work, HOST, Settings(switches, "never", flavour)), "Bc")
+    assert " ".join(name[:2] for name in names if name.endswith("1")) == expected
 
 
 def published_variant(label):

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
+from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, SkipWork, SplitWork, Workload, input_name
-from tests.simulator.oracle.allocator import MIB, OutOfMemory
 from tests.simulator.support import MS, Plain, task, workload
 
 EXAMPLES = settings(max_examples=60)
+MIB = 2**20
 OUTPUT, GRAPH, GRADIENT, INPUT = 2, 30, 3, 4
 
 

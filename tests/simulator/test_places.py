@@ -1,39 +1,54 @@
-"""Streams are handed out as PyTorch hands them out."""
+"""Streams are handed out as PyTorch hands them out: the default ones of all devices, then those of their pools."""
 
 from __future__ import annotations
 
-from tests.simulator.oracle.places import Places
+from gpipe_bench.components import Components
+from gpipe_bench.simulator.clock.lowering import Lowered
+from gpipe_bench.simulator.clock.run import Clock, Settings
+from tests.simulator.support import Plain, task, workload
 
 
-def test_each_microbatch_copies_on_a_stream_of_its_own_until_the_pool_is_used_up():
-    places = Places((0, 1), copy_streams=True, transfer="direct")
-    streams = [places.copying(i, 0) for i in range(64)]
-    assert streams[32:] == streams[:32]
-    assert len(set(streams)) == 32
-    assert {places.device_of[stream] for stream in streams} == {0}
-    assert not set(streams) & {places.copying(i, 1) for i in range(64)}
-    assert [places.copying(i, 0) for i in range(64)] == streams
+def placed(*devices, m=3, copy_streams=True, **options):
+    """Device of each stream, and the compute stream of each partition."""
+    settings = Settings(Components(copy_streams=copy_streams), devices=devices, **options)
+    places = Clock(Lowered(workload(m, [task()] * len(devices)), Plain(), settings)).places()
+    return list(places.device_of), list(places.computing)
+
+
+def test_each_microbatch_copies_on_a_stream_of_its_own():
+    assert placed(0, 1) == ([0, 1, 0, 0, 0, 1, 1, 1], [0, 1])
+
+
+def test_until_the_pool_of_the_device_is_used_up():
+    assert placed(0, 1, m=31)[0] == [0, 1, *[0] * 31, *[1] * 31]
+    assert placed(0, 1, m=64)[0] == [0, 1, *[0] * 32, *[1] * 32]
+    assert placed(0, 0, m=20)[0] == [0, *[0] * 32]
 
 
 def test_partitions_that_exchange_through_the_host_compute_on_streams_of_their_own():
-    places = Places((0, 0, 1), copy_streams=True, transfer="host")
-    assert len(set(places.computing)) == 3
-    assert places.computing[2] == 1
-    assert places.workers == [0, 0, 2]
-    assert not {places.copying(i, 0) for i in range(40)} & set(places.computing)
+    assert placed(0, 0, 1, transfer="host")[1] == [2, 3, 1]
+
+
+def test_which_are_of_another_pool_than_those_that_copy():
+    assert placed(0, 0, m=20, transfer="host")[0] == [0] * (1 + 2 + 32)
 
 
 def test_partitions_of_one_device_compute_on_its_default_stream():
-    assert Places((0, 0, 1), copy_streams=True, transfer="direct").computing == [0, 0, 1]
+    assert placed(0, 0, 1)[1] == [0, 0, 1]
+
+
+def test_partitions_that_a_schedule_has_on_one_device_share_its_stream():
+    assert placed(0, 1, 1, 0, transfer="host", schedule="zb_v", m=4)[1] == [0, 1, 1, 0]
+    assert placed(0, 0, 0, 0, transfer="host", schedule="zb_v", m=4)[1] == [1, 2, 2, 1]
 
 
 def test_without_copy_streams_copies_run_where_partitions_compute():
-    places = Places((0, 1), copy_streams=False, transfer="direct")
-    assert [places.copying(3, j) for j in (0, 1)] == places.computing == [0, 1]
+    assert placed(0, 1, copy_streams=False) == ([0, 1], [0, 1])
 
 
-def test_the_cpu_has_no_streams_and_a_worker_for_each_partition():
-    places = Places((0, 0), copy_streams=True, transfer="host", streams=False)
-    assert (places.computing, places.workers, places.copying(1, 0)) == ([0, 0], [0, 1], 0)
-    assert places.moves(0, 1)
-    assert not Places((0, 0), copy_streams=True, transfer="direct", streams=False).moves(0, 1)
+def test_a_single_partition_copies_nothing():
+    assert placed(0) == ([0], [0])
+
+
+def test_the_cpu_has_no_streams():
+    assert placed(0, 0, transfer="host", streams=False) == ([0], [0, 0])

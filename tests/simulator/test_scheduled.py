@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from gpipe_bench.components import Components
@@ -53,6 +55,16 @@ def test_gradients_of_skips_go_home_by_their_portals():
     names = order(scheduled(skips=((0, 2), (1, 2))), "cp")
     assert [name for name in names if name.startswith("p")] == [f"p{i},2" for i in (3, 3, 2, 2, 1, 1, 0, 0)]
     assert "p" not in {name[0] for name in order(scheduled(skips=((0, 2),), portals=False), "cp")}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_a_partition_that_learns_nothing_has_no_backward_pass(schedule):
+    work = workload(M, [task(learns=False), task(returns=(False,)), task()])
+    kinds = {(one.kind, one.j) for one in run(work, Plain(), Settings(checkpoint="never", schedule=schedule)).issued}
+    back = {"backward"} if schedule == "1f1b" else {"backward_inputs", "backward_weights"}
+    assert kinds == {
+        *product(["forward"], range(N)), *product(back, (1, 2)), ("copy", 1), ("copy", 2), ("copy_grad", 2)
+    }  # fmt: skip
 
 
 def test_nothing_is_left_behind():

@@ -81,9 +81,9 @@ def test_a_plan_has_other_jobs_after_an_edit(folder, edited):
         file.write("\n# edited\n")
     after = make_plan(CONFIG, [])
     # All cells of the ablation and of the measured sweep are of this model.
-    assert not set(after.arguments) & set(before.arguments)
-    assert list(after.arguments.values()) == list(before.arguments.values())
-    changed = set(before.simulations) - set(after.simulations)
+    assert not set(after.measured) & set(before.measured)
+    assert list(after.measured.values()) == list(before.measured.values())
+    changed = set(before.jobs) - set(after.jobs)
     assert changed
     assert all(name.startswith("nets-net-py-net-") for name in changed)
     assert after.advice == before.advice
@@ -93,8 +93,8 @@ def test_a_plan_has_other_jobs_after_an_edit(folder, edited):
 @pytest.mark.usefixtures("folder")
 def test_names_of_jobs_are_names_of_files():
     plan = make_plan(CONFIG, [])
-    assert all(re.fullmatch(GROUP_PATTERN, name) for name in plan.simulations)
-    assert not any("/" in name or ":" in name for name in plan.arguments)
+    assert all(re.fullmatch(GROUP_PATTERN, name) for name in plan.jobs)
+    assert not any("/" in name or ":" in name for name in plan.measured)
 
 
 @pytest.mark.usefixtures("folder")

@@ -21,14 +21,14 @@ rule advise:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        arguments=named_by("advice", PLAN.advice),
+        request=named_by("advice", PLAN.advice),
         model=named_by("advice", PLAN.advice_models),
         sources=source_digest(
             "gpipe_bench.bench.advice.advice", "gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"
         ),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench advise {params.arguments:q} --rows {output.rows:q} > {log:q} 2>&1"
+        "python -m gpipe_bench advise --request {params.request:q} --rows {output.rows:q} > {log:q} 2>&1"
 
 
 rule figure_advice:

@@ -1,8 +1,28 @@
 # From cells to tables: a job per cell, each of its repeats in a fresh process, then one CSV per experiment.
+# All cells stand in one file, and jobs take theirs by key. The key changes with any setting of the cell, so the age of
+# the file says nothing: a job runs again where its own cells changed.
+
+
+rule cells:
+    """Write the cells of all experiments into one file."""
+    output:
+        ensure(CELLS_PATH, non_empty=True),
+    log:
+        "logs/cells.log",
+    conda:
+        "../envs/gpipe_bench.yaml"
+    params:
+        settings=json.dumps(config),
+        cells=PLAN.cell_digest,
+        sources=source_digest("gpipe_bench.bench.experiments.workflow"),
+    shell:
+        "python -m gpipe_bench config cells --settings {params.settings:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule run_cell:
     """Measure the repeats of one cell, each in a fresh process; out of memory and unsupported are results too."""
+    input:
+        cells=ancient(CELLS_PATH),
     output:
         ensure(RAW_PATTERN, non_empty=True),
     log:
@@ -11,23 +31,23 @@ rule run_cell:
         "../envs/gpipe_bench.yaml"
     resources:
         timing_slot=1,
-        gpu=named_by("cell", PLAN.devices),
-        nodes=named_by("cell", PLAN.hosts),
-        tasks=named_by("cell", PLAN.hosts),
+        gpu=named_by("cell", MEASURED, "accelerators"),
+        nodes=named_by("cell", MEASURED, "hosts"),
+        tasks=named_by("cell", MEASURED, "hosts"),
     params:
-        arguments=named_by("cell", PLAN.arguments),
         repeats=named_by("cell", PLAN.repeats),
         sources=source_digest("gpipe_bench.bench.running.run"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench run {params.arguments:q} --repeats {params.repeats:q} --key {params.sources:q}-{params.torch:q}"
+        "python -m gpipe_bench run --cells {input.cells:q} --only {wildcards.cell:q} --repeats {params.repeats:q}"
         " --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate:
     """Simulate cells of one model in one process, in virtual time on other hardware, for all experiments that ask."""
     input:
-        profile=named_by("group", PLAN.profiles),
+        cells=ancient(CELLS_PATH),
+        profile=named_by("group", JOBS, "profile"),
     output:
         ensure(SIMULATED_PATTERN, non_empty=True),
     log:
@@ -35,17 +55,20 @@ rule simulate:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        arguments=named_by("group", PLAN.simulations),
+        only=named_by("group", JOBS, "names"),
+        timelines=named_by("group", JOBS, "kept"),
         sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench simulate-cells {params.arguments:q} --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench simulate --cells {input.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 rule emulate:
     """Run cells of one model on virtual devices, in virtual time, in one process; skipped without a C++ compiler."""
     input:
-        profile=named_by("group", PLAN.profiles),
+        cells=ancient(CELLS_PATH),
+        profile=named_by("group", JOBS, "profile"),
     output:
         ensure(EMULATED_PATTERN, non_empty=True),
     log:
@@ -53,11 +76,13 @@ rule emulate:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        arguments=named_by("group", PLAN.emulations),
+        only=named_by("group", JOBS, "names"),
+        timelines=named_by("group", JOBS, "kept"),
         sources=source_digest("gpipe_bench.bench.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench emulate-cells {params.arguments:q} --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench emulate --cells {input.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
+        " --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate_published:

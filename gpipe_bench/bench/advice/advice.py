@@ -27,7 +27,6 @@ from gpipe_bench.bench.spec.settings import (
     Variant,
     cut_problems,
     no_boolean,
-    options,
 )
 from gpipe_bench.bench.spec.simulated_cells import (
     Flavour,
@@ -71,10 +70,6 @@ class AdviceRequest(ModelSection):
     flavour: Flavour = "current"
     variant: Variant = "dep-str-ptl"
 
-    def arguments(self) -> list[str]:
-        """The request as options of ``python -m gpipe_bench advise``, one word each."""
-        return options(self.model_dump(mode="json"))
-
     def problems(self) -> Iterator[Problem]:
         """The model is known and takes these arguments; the hosts have as many devices each."""
         yield from cut_problems(self, 1)
@@ -99,10 +94,10 @@ class AdviceRequest(ModelSection):
 
     def cell(self, **settings: Any) -> SimulatedCell:
         """A cell of this request, on as few hosts as it needs."""
-        names = ("model", "model_args", "batch_size", "optimizer", "profile", "flavour", "variant", "network")
-        shared = {name: getattr(self, name) for name in names}
         hosts = self.hosts_of(settings["partitions"])
-        return SimulatedCell.model_validate({**shared, "balance": "auto", "hosts": hosts, **settings})
+        return SimulatedCell.model_validate(
+            {**self.shared(SimulatedCell), "balance": "auto", "hosts": hosts, **settings}
+        )
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ What a balance needs is known from a simulation without limit; one with the limi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
     from gpipe_bench.bench.storage.raw import RawResult
-    from gpipe_bench.results.rows import Row
 
 _PROBES: Final = 8
 """Simulations without limit to fit one cell, and as many to make it faster."""
@@ -120,7 +118,7 @@ class Fitter:
 
     def _free(self, cell: SimulatedCell, balance: Sequence[int] = ()) -> RawResult:
         """A simulation without limit, by the cell's own balance or another; each is made once."""
-        asked = _with(cell, balance) if balance else cell
+        asked = cell.changed(balance=balance) if balance else cell
         if asked.id not in self._seen:
             self._left -= 1
             self._seen[asked.id] = self.probe(asked)
@@ -136,7 +134,7 @@ class Fitter:
 
     def _limited(self, cell: SimulatedCell, free: RawResult) -> RawResult:
         """The same as a simulation without limit, with it; each is made once."""
-        exact = _with(cell, balance_of(free))
+        exact = cell.changed(balance=balance_of(free))
         if exact.id not in self._kept:
             self._kept[exact.id] = self.simulate(exact)
         return self._kept[exact.id]
@@ -152,7 +150,7 @@ def worth_fitting(candidates: Sequence[tuple[SimulatedCell, RawResult]], limit_g
         candidates: cells and what came of them.
         limit_gib: for the tensors of each device.
     """
-    alone = {(c.chunks, c.checkpoint): needed_gib(r.row) for c, r in candidates if c.partitions == 1}
+    alone = {(c.chunks, c.checkpoint): needed_gib(r) for c, r in candidates if c.partitions == 1}
     found = []
     for cell, result in candidates:
         all_of_it = alone.get((cell.chunks, cell.checkpoint), 0.0)
@@ -170,10 +168,9 @@ def worth_fitting(candidates: Sequence[tuple[SimulatedCell, RawResult]], limit_g
     return found
 
 
-def needed_gib(row: Row) -> float:
-    """GiB in ``device 3 needs 36.2 GiB and has 22.0 GiB``, or the allocated GiB if all fits; 0 if not known."""
-    named = re.search(r"needs ([0-9.]+) GiB", row.reason or "")
-    return float(named[1]) if named else row.peak_allocated_gib or 0.0
+def needed_gib(result: RawResult) -> float:
+    """GiB that the full device needs, or the allocated GiB if all fits; 0 if not known."""
+    return result.needed_gib or result.row.peak_allocated_gib or 0.0
 
 
 def busy_shares(result: RawResult) -> list[float]:
@@ -194,10 +191,6 @@ def _shifted(balance: list[int], weights: list[float], step: int) -> Iterator[li
             other = list(balance)
             other[heavy], other[target] = other[heavy] - step, other[target] + step
             yield other
-
-
-def _with(cell: SimulatedCell, balance: Sequence[int]) -> SimulatedCell:
-    return type(cell).model_validate({**cell.model_dump(), "balance": list(balance)})
 
 
 def balance_of(result: RawResult) -> list[int]:

@@ -12,6 +12,7 @@ from gpipe_bench.bench.storage.raw import RawResult, read_results
 from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path, configurations_beside
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.labels import labelled, rows_text
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.schema import raw_problems
 from gpipe_bench.results.tables import csv_text
@@ -111,8 +112,8 @@ def write_tables(results: Sequence[RawResult], experiment: str, out: Path, publi
         OutputError: a table cannot be written.
     """
     configurations = _configurations(results)
-    rows = [replace(row, experiment=experiment) for row in (*published, *(result.row for result in results))]
-    texts = {out: csv_text(Row.columns(), [row.to_dict() for row in rows])}
+    rows = labelled([replace(row, experiment=experiment) for row in (*published, *(one.row for one in results))])
+    texts = {out: rows_text(rows)}
     for name, columns in COMPANIONS.items():
         records = [record for result in results for record in _keyed(result, getattr(result, name), columns)]
         texts[companion_path(out, name)] = csv_text(columns, records)

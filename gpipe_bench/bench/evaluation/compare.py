@@ -194,7 +194,8 @@ def shifted(whole: Shift | None) -> bool:
 
 def distinct_rows(rows: Iterable[AnyRow]) -> list[AnyRow]:
     """The rows, each run once: experiments that share a cell repeat its rows under their own names."""
-    return list(dict.fromkeys(replace(row, experiment="") for row in rows))
+    bare = (replace(row, sweep_kind="") if isinstance(row, Row) else row for row in rows)
+    return list(dict.fromkeys(replace(row, experiment="") for row in bare))
 
 
 def _grouped(rows: Iterable[AnyRow], across: Sequence[str]) -> dict[tuple[object, ...], list[AnyRow]]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
@@ -88,7 +88,7 @@ class CpuWorkload(ModelSection):
         asked = self.partitions or len(self.balance)
         return asked or min(usable_processes(1), self._layers(), _MOST)
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[MeasuredCell]:
         """The paper's executor, the loops, then the schedules that the layers permit."""
         n = self.workers()
         pipeline: dict[str, Any] = {"partitions": n, "balance": self.balance}
@@ -103,7 +103,7 @@ class CpuWorkload(ModelSection):
             count = partition_count(name, n)
             place = pipeline if count == n else {"partitions": count, "balance": ()}
             if place["partitions"] <= self._layers():
-                yield self._cell(backward="scheduled", schedule=name, **place)
+                yield self._cell(schedule=name, **place)
 
     def runs(self, machine: Machine) -> list[CellRun]:  # noqa: ARG002 - a CPU is the same wherever it is asked for
         """The runs of those cells; a variant that a CPU cannot run is asked for once, as a row that says so."""
@@ -113,9 +113,8 @@ class CpuWorkload(ModelSection):
             for repeat in range(1 if cell.unsupported() else self.repeats)
         ]
 
-    def _cell(self, **changes: Any) -> Cell:
-        shared = {name: getattr(self, name) for name in Cell.model_fields if name in type(self).model_fields}
-        return Cell.model_validate({**shared, "variant": _VARIANT, **changes})
+    def _cell(self, **changes: Any) -> MeasuredCell:
+        return MeasuredCell.model_validate({**self.shared(MeasuredCell), "variant": _VARIANT, **changes})
 
     def _layers(self) -> int:
         return model_spec(self.model).layers(parse_arguments(self.model, self.model_args))

@@ -11,15 +11,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from gpipe_bench import choices
 from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, ProcessSweep, SimulatedSweep
-from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell, MeasuredSettings
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell, EmulatedWorkload
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import Balance, BatchSize, CellSettings, Chunks, ModelArgs, Section, Warmup
+from gpipe_bench.bench.spec.settings import Balance, BatchSize, Chunks, ModelArgs, Section, Warmup
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkload
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import PUBLISHED
@@ -30,12 +31,12 @@ Repeats = Annotated[
 ]
 OtherRepeats = Annotated[int, Field(strict=True, ge=1, le=1000, description="runs of each other variant")]
 Transfer = Annotated[
-    Literal["auto", "direct", "host"],
+    Literal["auto", choices.Transfer],
     Field(description="how tensors cross partitions; auto: host where some share a device"),
 ]
 
 
-class Workload(CellSettings):
+class Workload(MeasuredSettings):
     """One model and batch, run with several variants of the pipeline; the defaults are small."""
 
     transfer: Transfer = "auto"
@@ -43,15 +44,15 @@ class Workload(CellSettings):
     other_repeats: OtherRepeats = 2
     variants: Variants = ("published", "factorial")
 
-    def cells(self, machine: Machine) -> Iterator[Cell]:
+    def cells(self, machine: Machine) -> Iterator[MeasuredCell]:
         """A cell for each variant on the devices of ``machine``, at most those of the schedule."""
         devices = min(machine.count, self.schedule_devices)
         # Within one device nothing would have to move, and what portals and copy streams do would not show.
-        fitting: Literal["direct", "host"] = "host" if devices < self.schedule_devices else "direct"
+        fitting = "host" if devices < self.schedule_devices else "direct"
         transfer = fitting if self.transfer == "auto" else self.transfer
-        common = {name: getattr(self, name) for name in CellSettings.model_fields}
+        place = {"transfer": transfer, "device": machine.device, "devices": devices}
         for label in labels_of(self.variants):
-            yield Cell(**common, variant=label, transfer=transfer, device=machine.device, devices=devices)
+            yield MeasuredCell(**{**self.shared(MeasuredCell), **place, "variant": label})
 
     def runs(self, machine: Machine) -> list[CellRun]:
         """The runs of those cells; one that the machine cannot run is asked for once, as a row that says so.

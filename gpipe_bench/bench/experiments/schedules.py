@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell
 from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
@@ -101,7 +101,7 @@ class ScheduleSweep(ModelSection, Experiment):
     def _settings(self, name: str, devices: int) -> dict[str, Any]:
         shared = {field: getattr(self, field) for field in ("model", "model_args", "profile", "batch_size")}
         place = {"partitions": partitions_of(name, devices), "balance": ()}
-        return {**shared, **place, "backward": "scheduled", "schedule": name}
+        return {**shared, **place, "schedule": name}
 
 
 class ScheduleSteps(ScheduleSweep):
@@ -148,8 +148,8 @@ class MeasuredSchedules(ModelSection):
             for repeat in range(self.repeats)
         ]
 
-    def _cell(self, name: ScheduleName, processes: int, machine: Machine) -> Cell:
-        known = {field: getattr(self, field) for field in Cell.model_fields if field in type(self).model_fields}
+    def _cell(self, name: ScheduleName, processes: int, machine: Machine) -> MeasuredCell:
+        known = {field: getattr(self, field) for field in MeasuredCell.model_fields if field in type(self).model_fields}
         devices = 1 if machine.device == "cpu" else min(machine.count, self.devices)
         place = {
             "partitions": partitions_of(name, self.devices),
@@ -160,7 +160,7 @@ class MeasuredSchedules(ModelSection):
             "transfer": "host" if machine.device != "cpu" and devices < self.devices else "direct",
             "variant": "dep-x-ptl" if machine.device == "cpu" or processes > 1 else "dep-str-ptl",
         }
-        return Cell(**{**known, **place}, backward="scheduled", schedule=name)
+        return MeasuredCell(**{**known, **place}, schedule=name)
 
 
 _UNET: Final[dict[str, Any]] = {"model": "unet", "model_args": "depth=5;B=5;C=64;size=192"}

@@ -1,4 +1,4 @@
-"""Everything that one GPU is worth measuring for, inside a fixed time: tests, a profile of the device, the ablation.
+"""Everything that one GPU is worth measuring for, inside a fixed time: a profile of the device, a race, the ablation.
 
 Made for a machine that one has for minutes, with neither a network nor Snakemake. Each run is a fresh process. What
 the time did not suffice for is a row with status ``skipped``: nothing is shortened without saying so.
@@ -20,8 +20,8 @@ from gpipe_bench.bench.evaluation.collect import write_tables
 from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.experiments import Workload
 from gpipe_bench.bench.running.children import run_child
-from gpipe_bench.bench.running.gpu_tests import run_gpu_tests
 from gpipe_bench.bench.running.run import failed_result
+from gpipe_bench.bench.spec.cell_files import cells_text
 from gpipe_bench.bench.spec.cells import CellRun
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.storage.raw import RawResult
@@ -47,7 +47,6 @@ TINY: Final = Workload(
 )
 """A workload of seconds, to rehearse a session with."""
 
-_TESTS_SHARE: Final = 0.35
 _MARGIN: Final = 1.15
 _PROFILE_S: Final = 180.0
 _RACE_S: Final = 120.0
@@ -64,7 +63,6 @@ class SessionPlan:
         runs: the runs of the ablation, most important first.
         device: device of the profile, such as ``cuda``.
         budget_s: seconds for everything.
-        tests: folder of the tests; None for none.
         race: options of the race of peers; None for no race.
         bundle: whether to pack the folder at the end.
     """
@@ -73,7 +71,6 @@ class SessionPlan:
     runs: Sequence[CellRun]
     device: str
     budget_s: float = 570.0
-    tests: Path | None = None
     race: Sequence[str] | None = None
     bundle: bool = False
 
@@ -108,13 +105,6 @@ class Session:
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
         return self.plan.budget_s - (monotonic() - self._start)
-
-    def test(self) -> str:
-        """Run the GPU tests; returns how that ended: ``passed``, or what else."""
-        limit_s = self.left_s * _TESTS_SHARE
-        tests = self.plan.tests
-        outcome = _NOT_ASKED if tests is None else run_gpu_tests(tests, self._log, limit_s)
-        return self._note("tests", "GPU tests", outcome)
 
     def profile(self) -> str:
         """Profile the device into ``profile.yaml``; returns ``done``, or what else."""
@@ -169,7 +159,9 @@ class Session:
             reason = f"the budget of {self.plan.budget_s:g} s did not suffice for this run"
             return failed_result(run.cell, run.repeat, "skipped", reason)
         out = self.plan.out / "raw" / run.cell.id / f"{run.repeat}.json"
-        command = [*_PACKAGE, "run", *run.cell.arguments(), "--repeat", str(run.repeat), "--out", str(out)]
+        cells = self.plan.out / "raw" / run.cell.id / "cells.json"
+        write_files({cells: cells_text([run.cell])})
+        command = [*_PACKAGE, "run", "--cells", str(cells), "--repeat", str(run.repeat), "--out", str(out)]
         status = run_child(command, self._log, limit)
         if status is None:
             reason = f"stopped after {limit:.0f} s: the budget of {self.plan.budget_s:g} s is spent"

@@ -15,14 +15,13 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-from gpipe_bench.bench.spec.cells import Cell, CellRun, Hosts
-from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell, EmulatedSettings
+from gpipe_bench.bench.spec.cells import CellRun, Hosts, MeasuredCell
+from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     BALANCE_SCHEMA,
-    CellSettings,
     ChunkCounts,
     Count,
     Model,
@@ -140,8 +139,7 @@ class SimulatedSweep(_Grid):
 
     def simulations(self) -> list[SimulatedCell]:
         """A cell per point and number of partitions, none twice."""
-        shared = {name: getattr(self, name) for name in ("model", "model_args", "variant", "optimizer", "profile")}
-        shared |= {"flavour": self.flavour, "balance": "auto"}
+        shared = {**self.shared(SimulatedCell), "balance": "auto"}
         cells = [
             SimulatedCell.model_validate(
                 {**shared, "partitions": n, "chunks": chunks, "batch_size": size, "checkpoint": mode}
@@ -153,9 +151,8 @@ class SimulatedSweep(_Grid):
 
     def emulations(self) -> list[EmulatedCell]:
         """The simulated cells whose names are among :attr:`emulated`."""
-        shared = EmulatedSettings.model_fields.keys() & SimulatedCell.model_fields.keys()
         return [
-            EmulatedCell(**{name: getattr(cell, name) for name in shared}, variant=cell.variant)
+            EmulatedCell(**{**cell.shared(EmulatedCell), "evidence": "emulated"})
             for cell in self.simulations()
             if f"n{cell.partitions}-m{cell.chunks}-b{cell.batch_size}-{cell.checkpoint}" in self.emulated
         ]
@@ -193,8 +190,7 @@ class MeasuredSweep(_Grid):
 
     def runs(self, machine: Machine) -> list[CellRun]:
         """A run per repeat, point and balance, none twice; on GPUs of balances that they suffice for."""
-        known = {name: getattr(self, name) for name in CellSettings.model_fields if name in type(self).model_fields}
-        shared = {**known, "variant": self.variant, "device": machine.device}
+        shared = {**self.shared(MeasuredCell), "device": machine.device}
         runs = []
         for sizes in self.balances:
             n = len(sizes)
@@ -202,7 +198,7 @@ class MeasuredSweep(_Grid):
                 continue
             place = {**shared, "partitions": n, "balance": sizes, **self.order(), **self.place(machine, n)}
             for chunks, size, mode in dict.fromkeys(self.points()):
-                cell = Cell.model_validate({**place, "chunks": chunks, "batch_size": size, "checkpoint": mode})
+                cell = MeasuredCell.model_validate({**place, "chunks": chunks, "batch_size": size, "checkpoint": mode})
                 runs += [CellRun(cell, repeat) for repeat in range(self.repeats)]
         return runs
 
@@ -253,7 +249,7 @@ class ProcessSweep(MeasuredSweep):
 
     def order(self) -> dict[str, Any]:
         """The schedule."""
-        return {"backward": "scheduled", "schedule": self.schedule}
+        return {"schedule": self.schedule}
 
     def place(self, machine: Machine, n: int) -> dict[str, Any]:
         """Each process has a device of its own."""

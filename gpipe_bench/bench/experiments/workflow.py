@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpipe_bench.bench.experiments.config import SuiteConfig, load_config, parse_config, read_config
 from gpipe_bench.bench.running.simulation_groups import CellGroup, group_cells
-from gpipe_bench.bench.spec.cells import CellRun
+from gpipe_bench.bench.spec.cell_files import cells_text
+from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import find_machine
@@ -18,8 +19,8 @@ from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest
 from gpipe_bench.results.catalogue import reference_companions, reference_figures, reference_tables
-
-T = TypeVar("T")
+from gpipe_bench.results.configurations import digest
+from gpipe_bench.util.files import write_files
 
 REDRAWN: Final = Path("figures/redrawn")
 """Where figures of the reference tables are drawn."""
@@ -29,7 +30,7 @@ TABLE_PATTERN: Final = "results/simulated/published-{table}.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SuitePlan:
     """All runs of the suite on this machine.
 
     Attributes:
@@ -41,7 +42,7 @@ class Plan:
         tables: the published tables that each experiment simulates.
         parts: experiments and requests for advice that do not ask for all simulations of the defaults, which the
             reference results hold.
-        advice: for each request for advice the options of ``advise``.
+        advice: for each request for advice its settings as JSON.
         advice_models: for each request a digest of the files of its model, if that is the user's own.
         device: where to measure.
         gpus: how many accelerators there are; 0 on a CPU.
@@ -54,15 +55,34 @@ class Plan:
     emulating: list[CellGroup[EmulatedCell]] = field(default_factory=list)
     tables: dict[str, Sequence[str]] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
-    advice: dict[str, list[str]] = field(default_factory=dict)
+    advice: dict[str, str] = field(default_factory=dict)
     advice_models: dict[str, str] = field(default_factory=dict)
     device: str = "cpu"
     gpus: int = 0
 
     @property
-    def arguments(self) -> dict[str, list[str]]:
-        """For each cell, whatever experiment asks for it, the options of ``python -m gpipe_bench run``."""
-        return {run.cell.id: run.cell.arguments() for runs in self.runs.values() for run in runs}
+    def measured(self) -> dict[str, MeasuredCell]:
+        """The measured cells by their keys, whatever experiments ask for them."""
+        return {run.cell.id: run.cell for runs in self.runs.values() for run in runs}
+
+    @property
+    def jobs(self) -> dict[str, CellGroup[SimulatedCell] | CellGroup[EmulatedCell]]:
+        """What is simulated or emulated in one process, by the names of the files."""
+        groups: list[CellGroup[SimulatedCell] | CellGroup[EmulatedCell]] = [*self.groups, *self.emulating]
+        return {group.id: group for group in groups}
+
+    @property
+    def cell_digest(self) -> str:
+        """Changes with any cell."""
+        return digest(self._cells_text())
+
+    def write_cells(self, path: Path) -> None:
+        """Write the file with all cells, from which each job takes its own."""
+        write_files({path: self._cells_text()})
+
+    def _cells_text(self) -> str:
+        virtual = [cell for job in self.jobs.values() for cell in job.cells]
+        return cells_text([*self.measured.values(), *virtual])
 
     @property
     def repeats(self) -> dict[str, int]:
@@ -72,33 +92,6 @@ class Plan:
             for run in runs:
                 found[run.cell.id] = max(found.get(run.cell.id, 0), run.repeat + 1)
         return found
-
-    @property
-    def devices(self) -> dict[str, int]:
-        """For each cell the accelerators that it needs; a CPU is none."""
-        cells = {run.cell.id: run.cell for runs in self.runs.values() for run in runs}
-        return {name: 0 if cell.device == "cpu" else cell.devices for name, cell in cells.items()}
-
-    @property
-    def hosts(self) -> dict[str, int]:
-        """For each cell the hosts that it needs."""
-        return {run.cell.id: run.cell.hosts for runs in self.runs.values() for run in runs}
-
-    @property
-    def simulations(self) -> dict[str, list[str]]:
-        """For each job, the options of ``python -m gpipe_bench simulate-cells``."""
-        return {group.id: group.arguments() for group in self.groups}
-
-    @property
-    def emulations(self) -> dict[str, list[str]]:
-        """For each job, the options of ``python -m gpipe_bench emulate-cells``."""
-        return {group.id: group.arguments() for group in self.emulating}
-
-    @property
-    def profiles(self) -> dict[str, str]:
-        """For each job the file of its hardware profile."""
-        groups: list[CellGroup[SimulatedCell] | CellGroup[EmulatedCell]] = [*self.groups, *self.emulating]
-        return {group.id: group.cells[0].profile_path for group in groups}
 
     @property
     def raw(self) -> dict[str, list[str]]:
@@ -174,15 +167,25 @@ class Plan:
         ]
 
 
-def named_by(wildcard: str, table: Mapping[str, T]) -> Callable[[Any], T]:
+def named_by(wildcard: str, table: Mapping[str, Any], attribute: str = "") -> Callable[[Any], Any]:
     """A function for Snakemake that takes the value of a wildcard and gives its entry in a table of the plan.
 
     Snakemake's own ``lookup`` does the same, but compares every key of the table each time.
+
+    Args:
+        wildcard: its name.
+        table: of the plan.
+        attribute: to give in place of the entry.
     """
-    return lambda wildcards: table[getattr(wildcards, wildcard)]
+
+    def entry(wildcards: Any) -> Any:
+        found = table[getattr(wildcards, wildcard)]
+        return getattr(found, attribute) if attribute else found
+
+    return entry
 
 
-def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
+def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> SuitePlan:
     """The runs that a configuration asks for on this machine.
 
     Args:
@@ -200,7 +203,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
     emulated = {name: experiment.emulations() for name, experiment in experiments.items()}
     asked = [(simulated[name], experiment.timelines) for name, experiment in experiments.items()]
     emulating = [(emulated[name], experiment.timelines) for name, experiment in experiments.items()]
-    return Plan(
+    return SuitePlan(
         {name: suite.runs(name, machine) for name in experiments},
         simulated,
         group_cells(asked),
@@ -208,7 +211,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> Plan:
         group_cells(emulating),
         {name: experiment.tables() for name, experiment in experiments.items()},
         [*_parts(experiments), *_parts_of_advice(suite)],
-        {name: request.arguments() for name, request in suite.advice.items()},
+        {name: request.model_dump_json() for name, request in suite.advice.items()},
         {name: model_digest(request.model) for name, request in suite.advice.items()},
         machine.device,
         0 if machine.device == "cpu" else machine.count,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gpipe_bench.bench.published.values import published_rows
-from gpipe_bench.bench.spec.cells import Cell, CellRun
+from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell
 from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
@@ -51,7 +51,7 @@ class SpeedTables(Experiment):
             return []
         runs = []
         for settings in _rows(self.simulated_tables, machine.count):
-            cell = Cell(
+            cell = MeasuredCell(
                 **settings, warmup=self.warmup, steps=self.steps, device=machine.device, devices=settings["partitions"]
             )
             runs += [CellRun(cell, repeat) for repeat in range(self.repeats)]

@@ -69,14 +69,8 @@ def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -
     balance = cell.balance or simulated_balance(cell.twin)
     run = emulate(
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
+        **cell.arguments(),
         balance=balance,
-        batch_size=cell.batch_size,
-        chunks=cell.chunks,
-        checkpoint=cell.checkpoint,
-        components=cell.components,
-        schedule=cell.schedule if cell.backward == "scheduled" else None,
-        transfer=cell.transfer,
-        optimizer=cell.optimizer,
         profile=cell.profile,
         steps=cell.steps,
         host_time=cell.host_time,

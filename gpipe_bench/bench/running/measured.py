@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from gpipe_bench.bench.running.ranks import Ranks, joined
 from gpipe_bench.bench.running.trial import Trial, prepare_process
-from gpipe_bench.bench.spec.cells import Cell
-from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, RawResult, cell_row
+from gpipe_bench.bench.spec.cells import MeasuredCell
+from gpipe_bench.bench.storage.raw import SHARES, RawResult, cell_row
 from gpipe_bench.measure.clock import synchronize, timed
 from gpipe_bench.measure.environment import environment_facts
 from gpipe_bench.measure.memory import LiveBytes, has_memory_statistics, peak_memory, reset_peak_memory
@@ -42,7 +42,7 @@ Peaks = list[tuple[float | None, float | None]]
 """For each partition GiB allocated and reserved; None where they stand with another partition or are not known."""
 
 
-def measure_cell(cell: Cell, repeat: int) -> RawResult:
+def measure_cell(cell: MeasuredCell, repeat: int) -> RawResult:
     """Build, warm up and measure ``cell``; one of several processes measures its part, and has the result of all.
 
     Raises:
@@ -54,7 +54,7 @@ def measure_cell(cell: Cell, repeat: int) -> RawResult:
         return _measured(cell, repeat, ranks)
 
 
-def _measured(cell: Cell, repeat: int, ranks: Ranks) -> RawResult:
+def _measured(cell: MeasuredCell, repeat: int, ranks: Ranks) -> RawResult:
     facts = environment_facts(cell.placement(), cell.hosts)
     trial = Trial(cell, ranks)
     counted = all(has_memory_statistics(device) for device in trial.devices)
@@ -152,7 +152,7 @@ def _total(values: Iterable[float | None]) -> float | None:
 
 
 def _device_records(
-    cell: Cell, balance: Sequence[int], shares: Sequence[Breakdown], peaks: Peaks
+    cell: MeasuredCell, balance: Sequence[int], shares: Sequence[Breakdown], peaks: Peaks
 ) -> list[dict[str, Any]]:
     places = cell.placement()
     return [
@@ -162,7 +162,7 @@ def _device_records(
             "layers": balance[j],
             "peak_allocated_gib": peaks[j][0],
             "peak_reserved_gib": peaks[j][1],
-            **{name: getattr(share, name) for name in DEVICE_COLUMNS[5:]},
+            **{name: getattr(share, name) for name in SHARES},
         }
         for j, share in enumerate(shares)
     ]

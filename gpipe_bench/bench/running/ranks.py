@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.spec.cell_files import cells_text
+from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError, PeerError
 from gpipe_bench.util.processes import end_with
@@ -34,7 +35,7 @@ _OF_JOB: Final = ("SLURM_JOB_ID", "SLURM_CONF")
 _LOOPBACK: Final = Path("/sys/class/net/lo")
 
 
-def rank_here(cell: Cell) -> int | None:
+def rank_here(cell: MeasuredCell) -> int | None:
     """The rank of this process, if torchrun or another launcher has started it; else None.
 
     Raises:
@@ -50,7 +51,7 @@ def rank_here(cell: Cell) -> int | None:
     return int(os.environ["RANK"])
 
 
-def run_in_ranks(cell: Cell, repeat: int) -> RawResult:
+def run_in_ranks(cell: MeasuredCell, repeat: int) -> RawResult:
     """Start the ranks of ``cell`` and wait for the result that rank 0 writes.
 
     Raises:
@@ -60,15 +61,16 @@ def run_in_ranks(cell: Cell, repeat: int) -> RawResult:
     launcher = launch_command(cell, os.environ)
     # Rank 0 may be on another host: those of a job share the folder where it was started.
     with tempfile.TemporaryDirectory(prefix="ranks-", dir=Path.cwd() if cell.hosts > 1 else None) as folder:
-        out = Path(folder) / "result.json"
-        words = ["-m", "gpipe_bench", "run", *cell.arguments(), "--repeat", str(repeat), "--out", str(out)]
+        cells, out = Path(folder) / "cells.json", Path(folder) / "result.json"
+        cells.write_text(cells_text([cell]), encoding="utf-8")
+        words = ["-m", "gpipe_bench", "run", "--cells", str(cells), "--repeat", str(repeat), "--out", str(out)]
         status = _run([*launcher, *words], rank_environment(cell, os.environ))
         if out.exists():
             return RawResult.read(out)
     raise PeerError(f"rank 0 must write a result, got none from torchrun, which ended with {status}; its log says more")
 
 
-def launch_command(cell: Cell, environment: Mapping[str, str]) -> list[str]:
+def launch_command(cell: MeasuredCell, environment: Mapping[str, str]) -> list[str]:
     """What starts a command in each rank of ``cell``: torchrun, on each of several hosts by srun.
 
     Raises:
@@ -87,7 +89,7 @@ def launch_command(cell: Cell, environment: Mapping[str, str]) -> list[str]:
     return [*srun, *torchrun, "--nnodes", hosts, *meeting, "--rdzv-id", environment["SLURM_JOB_ID"]]
 
 
-def rank_environment(cell: Cell, environment: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(cell: MeasuredCell, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of the ranks: those of this process, without what srun would take for the size of its new step."""
     kept = {name: value for name, value in environment.items() if not name.startswith("SLURM_") or name in _OF_JOB}
     # On one host ranks talk over loopback, whatever its name resolves to.
@@ -138,7 +140,7 @@ class Ranks:
 
 
 @contextmanager
-def joined(cell: Cell) -> Iterator[Ranks]:
+def joined(cell: MeasuredCell) -> Iterator[Ranks]:
     """The ranks of ``cell``, of which this process is one, while they measure."""
     if cell.processes == 1:
         yield Ranks()

@@ -9,24 +9,21 @@ from __future__ import annotations
 import importlib
 import signal
 from collections.abc import Callable
-from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Final
 
 from gpipe_bench.bench.running.failures import BAD_ARGUMENTS
 from gpipe_bench.bench.running.run import Measure, failed_result, run_cell
-from gpipe_bench.bench.spec.cells import Cell
-from gpipe_bench.bench.storage.kept import KeptParts
-from gpipe_bench.bench.storage.raw import RawResult, result_of
+from gpipe_bench.bench.spec.cells import MeasuredCell
+from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.util.processes import FORKS, Child
 
 _MEASURING: Final = "gpipe_bench.bench.running.measured"
 
 
 def run_repeats(
-    cell: Cell,
+    cell: MeasuredCell,
     repeats: int,
-    kept: KeptParts,
     report: Callable[[RawResult], None],
     measure: Measure | None = None,
 ) -> list[RawResult]:
@@ -35,7 +32,6 @@ def run_repeats(
     Args:
         cell: what to measure.
         repeats: how many times.
-        kept: where finished repeats are, and go.
         report: takes each result as it comes.
         measure: what measures it; see :func:`gpipe_bench.bench.running.run.run_cell`.
 
@@ -44,22 +40,15 @@ def run_repeats(
     """
     results = []
     for repeat in range(repeats):
-        name = f"{cell.config_sha256} {repeat}"
-        known = kept.get(name)
-        if known is None:
-            # Processes of a pipeline are new ones anyway.
-            here = cell.unsupported() or cell.processes > 1
-            result = run_cell(cell, repeat, measure) if here else _in_child(cell, repeat, measure)
-            if repeat + 1 < repeats:
-                kept.add(name, asdict(result))
-        else:
-            result = result_of(known)
+        # Processes of a pipeline are new ones anyway.
+        here = cell.unsupported() or cell.processes > 1
+        result = run_cell(cell, repeat, measure) if here else _in_child(cell, repeat, measure)
         report(result)
         results.append(result)
     return results
 
 
-def _in_child(cell: Cell, repeat: int, measure: Measure | None) -> RawResult:
+def _in_child(cell: MeasuredCell, repeat: int, measure: Measure | None) -> RawResult:
     if FORKS and measure is None:
         importlib.import_module(_MEASURING)
     child = Child.start(_measure, cell, repeat, measure)
@@ -74,7 +63,7 @@ def _in_child(cell: Cell, repeat: int, measure: Measure | None) -> RawResult:
     return run_cell(cell, repeat, measure) if result is None else result
 
 
-def _measure(results: Connection, cell: Cell, repeat: int, measure: Measure | None) -> None:
+def _measure(results: Connection, cell: MeasuredCell, repeat: int, measure: Measure | None) -> None:
     try:
         found = run_cell(cell, repeat, measure)
     except BAD_ARGUMENTS:

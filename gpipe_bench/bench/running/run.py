@@ -19,16 +19,16 @@ from contextlib import suppress
 from typing import Any
 
 from gpipe_bench.bench.running.failures import BAD_ARGUMENTS, status_of
-from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.storage.raw import RawResult, cell_row
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 from gpipe_bench.models.own import own_line
 
-Measure = Callable[[Cell, int], RawResult]
+Measure = Callable[[MeasuredCell, int], RawResult]
 
 
-def run_cell(cell: Cell, repeat: int, measure: Measure | None = None) -> RawResult:
+def run_cell(cell: MeasuredCell, repeat: int, measure: Measure | None = None) -> RawResult:
     """Run ``cell`` once.
 
     Args:
@@ -56,13 +56,13 @@ def run_cell(cell: Cell, repeat: int, measure: Measure | None = None) -> RawResu
         return failed_result(cell, repeat, status, f"{reason} ({line})" if line else reason)
 
 
-def failed_result(cell: Cell, repeat: int, status: str, reason: str) -> RawResult:
+def failed_result(cell: MeasuredCell, repeat: int, status: str, reason: str) -> RawResult:
     """The result of a run without values: its row says why, and what would have run it where."""
     row = cell_row(cell, repeat, status=status, reason=reason, **_facts(cell))
     return RawResult(cell.id, row, configuration=cell.configuration)
 
 
-def _facts(cell: Cell) -> dict[str, Any]:
+def _facts(cell: MeasuredCell) -> dict[str, Any]:
     """All about devices and software that can be said without loading PyTorch for it."""
     if sys.modules.get("torch") is not None:
         from gpipe_bench.measure.environment import environment_facts
@@ -75,7 +75,7 @@ def _facts(cell: Cell) -> dict[str, Any]:
     return {"device": f"{cell.device} {name}".strip(), "device_count": cell.devices, **profile, **host_facts()}
 
 
-def _measure(cell: Cell, repeat: int) -> RawResult:
+def _measure(cell: MeasuredCell, repeat: int) -> RawResult:
     from gpipe_bench.bench.running.ranks import rank_here, run_in_ranks
 
     if cell.processes > 1 and rank_here(cell) is None:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, VirtualCell
-from gpipe_bench.bench.storage.raw import DEVICE_COLUMNS, RawResult
+from gpipe_bench.bench.storage.raw import PEAKS, SHARES, RawResult
 from gpipe_bench.measure.host import host_facts
 from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.util.processes import spread
@@ -98,14 +98,8 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
     balance: Sequence[int] = cell.balance or simulated_balance(cell)
     step = simulate(
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
+        **cell.arguments(),
         balance=balance,
-        batch_size=cell.batch_size,
-        chunks=cell.chunks,
-        checkpoint=cell.checkpoint,
-        components=cell.components,
-        schedule=cell.schedule if cell.backward == "scheduled" else None,
-        transfer=cell.transfer,
-        optimizer=cell.optimizer,
         profile=hardware,
         precision=cell.precision,
         masters=cell.masters,
@@ -137,7 +131,8 @@ def step_result(
     steps = [{"step": 0, **times}] if step.step_time_ms is not None else []
     events = [event.to_dict() for event in step.events] if timeline else []
     tables = device_records(step.devices, layers), steps, events
-    return RawResult(cell.id, row, *tables, cell.configuration, step.bound_by_host)
+    needed = step.shortage.needed_gib if step.shortage else None
+    return RawResult(cell.id, row, *tables, cell.configuration, step.bound_by_host, needed)
 
 
 def device_records(uses: Iterable[DeviceUse], layers: Sequence[int]) -> list[dict[str, Any]]:
@@ -152,7 +147,7 @@ def device_records(uses: Iterable[DeviceUse], layers: Sequence[int]) -> list[dic
             "partition": use.device,
             "device": f"cuda:{use.device}",
             "layers": layers[use.device],
-            **{name: getattr(use, name) for name in DEVICE_COLUMNS[3:]},
+            **{name: getattr(use, name) for name in (*PEAKS, *SHARES)},
         }
         for use in uses
     ]

@@ -1,7 +1,7 @@
 """Simulations and emulations sorted into jobs: a process loads PyTorch and a model's traces once and runs many cells.
 
 Cells are shared: what several experiments ask for is run once, in one job, and each experiment takes its cells
-from there. A job is small enough that little is lost when it is interrupted, and its command short enough for a shell.
+from there. A job is small enough that little is lost when it is interrupted, and its keys short enough for a shell.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.names import model_word, readable
-from gpipe_bench.bench.spec.settings import options
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedSettings
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 
 SIMULATED_PATTERN: Final = "results/simulated/{group}.json"
 """Where the raw results of a job that simulates lie."""
@@ -29,7 +28,6 @@ GROUP_PATTERN: Final = r"[a-z0-9-]+"
 OWN: Final = ("partitions", "chunks", "batch_size", "checkpoint", "variant", "balance", "schedule")
 """Settings that cells of one job have of their own."""
 
-_SHARED: Final = ({*SimulatedSettings.model_fields} | {*EmulatedCell.model_fields}) - {*OWN}
 _SMALL: Final = 32
 _MOST: Final = 150
 
@@ -56,20 +54,20 @@ class CellGroup(Generic[CellT]):
         pattern = EMULATED_PATTERN if isinstance(self.cells[0], EmulatedCell) else SIMULATED_PATTERN
         return pattern.format(group=self.id)
 
-    def arguments(self) -> list[str]:
-        """The cells as options of ``simulate-cells`` or ``emulate-cells``, one word each."""
-        settings: dict[str, str | int | bool] = self.cells[0].settings()
-        shared = {name: value for name, value in settings.items() if name in _SHARED}
-        words = [
-            part for cell in self.cells for part in ("--cell", cell_word(cell, timeline=cell.id in self.timelines))
-        ]
-        return options(shared) + words
+    @property
+    def profile(self) -> str:
+        """The file of its hardware profile."""
+        return self.cells[0].profile_path
 
+    @property
+    def names(self) -> str:
+        """The keys of its cells, joined by commas."""
+        return ",".join(cell.id for cell in self.cells)
 
-def cell_word(cell: SimulatedCell | EmulatedCell, *, timeline: bool) -> str:
-    """What a cell has of its own, as one word: ``partitions=4,chunks=8,...``; ``timeline`` at its end keeps that."""
-    settings = {**cell.settings(), "schedule": cell.schedule}
-    return ",".join([*(f"{name}={settings[name]}" for name in OWN), *(["timeline"] if timeline else [])])
+    @property
+    def kept(self) -> str:
+        """The keys of the cells whose timelines are kept, in their order, joined by commas; else ``none``."""
+        return ",".join(cell.id for cell in self.cells if cell.id in self.timelines) or "none"
 
 
 def group_cells(asked: Iterable[tuple[Sequence[CellT], bool]]) -> list[CellGroup[CellT]]:

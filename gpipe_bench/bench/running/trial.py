@@ -20,7 +20,7 @@ from gpipe_bench import __version__
 from gpipe_bench.balance.by_time import layer_times
 from gpipe_bench.balance.partition import split_min_max
 from gpipe_bench.bench.running.ranks import Ranks
-from gpipe_bench.bench.spec.cells import Cell
+from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.distributed import Pipe
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import ConfigError, DeviceCountError
@@ -41,7 +41,7 @@ class Trial:
         DeviceCountError: the machine has too few devices.
     """
 
-    def __init__(self, cell: Cell, ranks: Ranks = Ranks()) -> None:  # noqa: B008 - it is a constant
+    def __init__(self, cell: MeasuredCell, ranks: Ranks = Ranks()) -> None:  # noqa: B008 - it is a constant
         _check_devices(cell)
         spec = MODELS[cell.model]
         arguments = parse_arguments(cell.model, cell.model_args)
@@ -52,7 +52,7 @@ class Trial:
         if not balance:
             balance = ranks.gather(_timed_balance(cell, model, batch) if ranks.rank == 0 else [])[0]
         options: Any = {"balance": balance, "chunks": cell.chunks, "checkpoint": cell.checkpoint}
-        options["schedule"] = cell.schedule if cell.backward == "scheduled" else None
+        options["schedule"] = cell.schedule
         self.pipe: GPipe
         if ranks.size > 1:
             self.pipe = Pipe(model, device=cell.places()[ranks.rank], **options)
@@ -62,8 +62,7 @@ class Trial:
         self.devices = list(self.pipe.devices)
         self._batch, self._target = batch.to(self.devices[0]), target.to(self.devices[-1])
         self._loss = spec.loss
-        # Where backward passes begin before the last forward pass, there is no output to call backward() on.
-        self._whole = cell.schedule == "gpipe" and ranks.size == 1
+        self._whole = cell.backward == "autograd"
         self._parameters = list(self.pipe.parameters())
 
     def step(self) -> None:
@@ -87,7 +86,7 @@ class Trial:
         return loss
 
 
-def prepare_process(cell: Cell) -> None:
+def prepare_process(cell: MeasuredCell) -> None:
     """Set all that PyTorch keeps per process, so that a result depends on the cell and not on the environment."""
     torch.set_num_threads(cell.threads)
     torch.backends.cudnn.benchmark = False
@@ -97,7 +96,7 @@ def prepare_process(cell: Cell) -> None:
     torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
 
 
-def _check_devices(cell: Cell) -> None:
+def _check_devices(cell: MeasuredCell) -> None:
     if cell.device == "cpu":
         return
     found = torch.accelerator.current_accelerator()
@@ -109,7 +108,7 @@ def _check_devices(cell: Cell) -> None:
         )
 
 
-def _timed_balance(cell: Cell, model: nn.Sequential, batch: Tensor) -> list[int]:
+def _timed_balance(cell: MeasuredCell, model: nn.Sequential, batch: Tensor) -> list[int]:
     """Layers per partition such that the slowest partition is as fast as it can be on the first device of ``cell``.
 
     Cells of one model and micro-batch share the times by way of a file in the user's cache, so that they are cut alike.

@@ -7,15 +7,26 @@ cell share its runs, and a cell with any other setting has another file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
+from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import AutoBalance, CellSettings, Transfer, Variant, options
+from gpipe_bench.bench.spec.settings import (
+    AutoBalance,
+    PipelineSettings,
+    Seed,
+    Steps,
+    Tf32,
+    Threads,
+    Transfer,
+    Variant,
+    Warmup,
+)
 from gpipe_bench.components import Components
 from gpipe_bench.models.arguments import nearest
 from gpipe_bench.schedules.table import shared_places
@@ -45,40 +56,82 @@ Processes = Annotated[
     Field(strict=True, ge=1, le=4096, description="processes: 1, or one for each device of the schedule"),
 ]
 Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that share out the processes evenly")]
-Evidence = Annotated[Literal["measured"], Field(description="how the values come about")]
 
 
-class Cell(CellSettings):
-    """One measurement, but for its repeats."""
+class PipelineCell(PipelineSettings):
+    """What all cells have: model, pipeline and variant, a key, and the columns of their rows."""
 
-    balance: AutoBalance = (9, 21, 13, 10)
-    evidence: Evidence = "measured"
-    variant: Variant = "dep-x-ptl"
+    evidence: str
+    variant: Variant
     transfer: Transfer = "direct"
-    device: Device = "cpu"
-    devices: Devices = 1
-    processes: Processes = 1
-    hosts: Hosts = 1
 
     @property
     def components(self) -> Components:
         """The components that the variant names."""
         return Components.from_label(self.variant)
 
+    @property
+    def place(self) -> str:
+        """Where it runs, as a word of its key."""
+        raise NotImplementedError
+
     @cached_property
     def id(self) -> str:
-        """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
-        processes = f"p{self.processes}-" if self.processes > 1 else ""
-        return self.name(self.evidence, self.variant, f"{processes}{self.device}")
+        """The key: a readable name, unique by the first 8 digits of :attr:`config_sha256`."""
+        schedule = [] if self.schedule in (None, "gpipe") else [self.schedule]
+        sizes = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
+        words = [self.evidence, model_word(self.model), self.variant, *schedule, sizes, self.place]
+        return "-".join([*words, self.config_sha256[:8]])
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of a row that the cell decides."""
+        settings, schedule = self.settings(), self.schedule or "gpipe"
+        found: dict[str, Any] = {name: settings[name] for name in _COLUMNS if name in settings}
+        found |= {"evidence": self.evidence, "schedule": schedule, "microbatches": self.microbatches}
+        return {**found, **asdict(self.components), "config_sha256": self.config_sha256, "cell": self.id}
+
+
+_COLUMNS: Final = (
+    *("model", "model_args", "variant", "backward", "transfer", "partitions", "chunks", "balance"),
+    *("checkpoint", "batch_size", "seed", "processes", "hosts"),
+)
+
+
+class MeasuredSettings(PipelineSettings):
+    """What is trained and how long it is measured; the defaults are for two CPU cores."""
+
+    threads: Threads = 1
+    tf32: Tf32 = False
+    warmup: Warmup = 1
+    steps: Steps = 5
+    seed: Seed = 0
+
+
+class MeasuredCell(MeasuredSettings, PipelineCell):
+    """One measurement, but for its repeats."""
+
+    balance: AutoBalance = (9, 21, 13, 10)
+    evidence: Literal["measured"] = "measured"
+    variant: Variant = "dep-x-ptl"
+    device: Device = "cpu"
+    devices: Devices = 1
+    processes: Processes = 1
+    hosts: Hosts = 1
+
+    @property
+    def place(self) -> str:
+        """The type of device, and the processes if there are several."""
+        return f"p{self.processes}-{self.device}" if self.processes > 1 else self.device
+
+    @property
+    def accelerators(self) -> int:
+        """How many it needs; a CPU is none."""
+        return 0 if self.device == "cpu" else self.devices
 
     def settings(self) -> dict[str, Any]:
-        """All settings as plain data; one process and one host are left out, so that older cells keep their ids."""
+        """All settings as plain data; one process and one host are left out, so that older cells keep their keys."""
         data = super().settings()
-        return {name: value for name, value in data.items() if name not in _ADDED or value != 1}
-
-    def arguments(self) -> list[str]:
-        """The cell as options of ``python -m gpipe_bench run``, one word each."""
-        return options({name: value for name, value in self.settings().items() if name in _OPTIONS})
+        return {name: value for name, value in data.items() if name not in ("processes", "hosts") or value != 1}
 
     def places(self) -> list[str]:
         """A device for each one of the schedule, as its host names it: neighbours share one when there are too few."""
@@ -95,9 +148,9 @@ class Cell(CellSettings):
         instead = self.stand_in
         if self.processes > 1 and instead != self.variant:
             return f"processes of one pipeline have no switches, and no copy streams; see variant {instead}"
-        if self.backward == "scheduled" and not self.components.fork_join:
-            rule = "fork_join must be on where backward is scheduled"
-            return f"{rule}; a schedule has no Fork and Join to switch off, see variant {instead}"
+        if self.schedule and not self.components.fork_join:
+            rule = "fork_join must be on with a schedule"
+            return f"{rule}, which has no Fork and Join to switch off, see variant {instead}"
         if instead != self.variant:
             return f"copy_streams needs an accelerator; on cpu it changes nothing, see variant {instead}"
         return ""
@@ -109,7 +162,7 @@ class Cell(CellSettings):
             return Components(copy_streams=False).label
         # Only accelerators have copy streams, and a schedule has no Fork and Join to switch off.
         changes = {"copy_streams": False} if self.device == "cpu" else {}
-        changes |= {"fork_join": True} if self.backward == "scheduled" else {}
+        changes |= {"fork_join": True} if self.schedule else {}
         return replace(self.components, **changes).label
 
     def problems(self) -> Iterator[Problem]:
@@ -125,12 +178,15 @@ class Cell(CellSettings):
         p = self.schedule_devices
         if self.processes > 1:
             if self.processes != p:
-                text = f"must be 1, or {p} for {self.partitions} partitions of {self.schedule}, got {self.processes}"
+                what = f"{self.partitions} partitions of {self.schedule or 'any schedule'}"
+                text = f"must be 1, or {p} for {what}, got {self.processes}"
                 yield Problem(("processes", "partitions", "schedule"), f"{text}; change processes or partitions")
-            for name, value in (("backward", "scheduled"), ("transfer", "direct")):
-                if (got := getattr(self, name)) != value:
-                    text = f"must be {value} where there are {self.processes} processes, got {got}"
-                    yield Problem((name, "processes"), f"{text}; set {name} to {value}")
+            if not self.schedule:
+                text = f"must be given where there are {self.processes} processes, got none"
+                yield Problem(("schedule", "processes"), f"{text}; use gpipe, or another one")
+            if self.transfer != "direct":
+                text = f"must be direct where there are {self.processes} processes, got {self.transfer}"
+                yield Problem(("transfer", "processes"), f"{text}; set transfer to direct")
         shared = {"processes": self.processes} | ({} if self.device == "cpu" else {"devices": self.devices})
         for name, count in shared.items():
             if count % self.hosts:
@@ -138,14 +194,10 @@ class Cell(CellSettings):
                 yield Problem((name, "hosts"), f"{text}; change {name} or hosts")
 
 
-_ADDED: Final = ("processes", "hosts")
-_OPTIONS: Final = Cell.model_fields.keys() - {"evidence"}
-
-
 class CellRun(NamedTuple):
     """One repeat of a cell, each in a fresh process."""
 
-    cell: Cell
+    cell: MeasuredCell
     repeat: int
 
     @property

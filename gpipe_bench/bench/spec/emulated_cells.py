@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -38,13 +38,12 @@ class EmulatedSettings(HardwareSettings):
 class EmulatedCell(EmulatedSettings, VirtualCell):
     """One emulation; its timed steps are rows, a repeat each."""
 
-    evidence: ClassVar[str] = "emulated"
+    evidence: Literal["emulated"] = "emulated"
 
     @property
     def twin(self) -> SimulatedCell:
         """The same pipeline on the simulator, with the autograd engine of today."""
-        own = {name: getattr(self, name) for name in (*HardwareSettings.model_fields, "variant")}
-        return SimulatedCell(**own, flavour="current")
+        return SimulatedCell(**{**self.shared(SimulatedCell), "evidence": "simulated", "flavour": "current"})
 
 
 class EmulatedWorkload(EmulatedSettings):
@@ -58,5 +57,4 @@ class EmulatedWorkload(EmulatedSettings):
 
     def cells(self) -> list[EmulatedCell]:
         """A cell for each variant."""
-        common = {name: getattr(self, name) for name in EmulatedSettings.model_fields}
-        return [EmulatedCell(**common, variant=label) for label in labels_of(self.variants)]
+        return [EmulatedCell(**self.shared(EmulatedCell), variant=label) for label in labels_of(self.variants)]

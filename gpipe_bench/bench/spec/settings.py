@@ -5,13 +5,14 @@ The command line, the configuration file, its schema and its comments are all ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
-from gpipe_bench.bench.spec.names import model_word
+from gpipe_bench import choices
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
@@ -39,6 +40,14 @@ class Section(BaseModel):
         """All settings as plain data."""
         return self.model_dump(mode="json")
 
+    def changed(self, **settings: Any) -> Self:
+        """The same section with other settings."""
+        return type(self).model_validate({**self.model_dump(), **settings})
+
+    def shared(self, kind: type[Section]) -> dict[str, Any]:
+        """The settings that ``kind`` has as well."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in kind.model_fields}
+
     @cached_property
     def configuration(self) -> str:
         """All settings as text; see :mod:`gpipe_bench.results.configurations`."""
@@ -48,15 +57,6 @@ class Section(BaseModel):
     def config_sha256(self) -> str:
         """Digest of :attr:`configuration`."""
         return digest(self.configuration)
-
-
-def options(settings: Mapping[str, str | int | bool]) -> list[str]:
-    """Settings as options of a command, one word each: ``--batch-size 8 --no-tf32``."""
-    words: list[str] = []
-    for name, value in settings.items():
-        option = name.replace("_", "-")
-        words += [f"--{'' if value else 'no-'}{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
-    return words
 
 
 def each_valid(entries: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
@@ -142,16 +142,10 @@ AutoBalance = Annotated[
     WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
     Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
 ]
-Checkpoint = Annotated[
-    Literal["always", "except_last", "never"], Field(description="micro-batches whose activations are recomputed")
-]
-Backward = Annotated[
-    Literal["autograd", "scheduled"],
-    Field(description="what drives the backward pass; scheduled: the actions of schedule"),
-]
-Schedule = Annotated[
-    ScheduleName,
-    Field(description="gpipe; where backward is scheduled, any of docs/schedules.md"),
+Checkpoint = Annotated[choices.Checkpoint, Field(description="micro-batches whose activations are recomputed")]
+Schedule = Annotated[ScheduleName, Field(description="of docs/schedules.md")]
+OptionalSchedule = Annotated[
+    ScheduleName | None, Field(description="of docs/schedules.md; null: autograd orders the backward pass")
 ]
 Threads = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPU threads inside one operator")]
 Tf32 = Annotated[
@@ -162,14 +156,14 @@ Steps = Annotated[int, Field(strict=True, ge=1, le=10**6, description="timed ste
 Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 ChunkCounts = Annotated[tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
 Modes = Annotated[
-    tuple[Literal["always", "except_last", "never"], ...],
+    tuple[choices.Checkpoint, ...],
     Field(min_length=1, max_length=3, description="checkpoint modes"),
 ]
 # PyTorch takes 64 bits; a row's column is a signed integer.
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63, description="seed of weights, data and dropout")]
 Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]
 Transfer = Annotated[
-    Literal["direct", "host"], Field(description="how tensors cross partitions: direct, or host for pinned memory")
+    choices.Transfer, Field(description="how tensors cross partitions: direct, or host for pinned memory")
 ]
 
 
@@ -195,14 +189,32 @@ class PipelineSettings(ModelSection):
     partitions: Partitions = 4
     balance: Balance = (9, 21, 13, 10)
     checkpoint: Checkpoint = "except_last"
-    backward: Backward = "autograd"
-    schedule: Schedule = "gpipe"
+    schedule: OptionalSchedule = None
 
-    def name(self, evidence: str, variant: str, place: str) -> str:
-        """A readable name for a cell on some hardware, unique by the first 8 digits of :attr:`config_sha256`."""
-        schedule = [] if self.schedule == "gpipe" else [self.schedule]
-        sizes = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
-        return "-".join([evidence, model_word(self.model), variant, *schedule, sizes, place, self.config_sha256[:8]])
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, data: Any) -> Any:
+        """A balance says how many partitions there are, and ``backward`` of older files whether there is a schedule."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        with suppress(ValueError):
+            if data.get("balance", AUTO) not in (AUTO, (), []) and "partitions" not in data:
+                data["partitions"] = len(read_balance(data["balance"]))
+        schedule = data.get("schedule")
+        match data.get("backward"):
+            case "autograd" if schedule in (None, "gpipe"):
+                del data["backward"]
+                data["schedule"] = None
+            case "scheduled":
+                data["schedule"] = schedule or "gpipe"
+                del data["backward"]
+        return data
+
+    @property
+    def backward(self) -> str:
+        """What orders the backward pass: ``scheduled`` with a schedule, else ``autograd``."""
+        return "autograd" if self.schedule is None else "scheduled"
 
     @property
     def microbatches(self) -> int:
@@ -222,9 +234,10 @@ class PipelineSettings(ModelSection):
     def settings(self) -> dict[str, Any]:
         """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files.
 
-        The schedule of GPipe is left out: cells keep the ids that they had before there were other schedules.
+        ``backward`` says whether there is a schedule, and that of GPipe has no name: cells keep their keys.
         """
-        data = self.model_dump(mode="json", exclude={"schedule"} if self.schedule == "gpipe" else None)
+        data = self.model_dump(mode="json", exclude={"schedule"} if self.schedule in (None, "gpipe") else None)
+        data["backward"] = self.backward
         if files := model_digest(self.model):
             data["model_files"] = files
         # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
@@ -233,9 +246,6 @@ class PipelineSettings(ModelSection):
 
     def problems(self) -> Iterator[Problem]:
         """The schedule fits; the model is known, takes these arguments, and has the layers that a balance hands out."""
-        if self.schedule != "gpipe" and self.backward != "scheduled":
-            rule = f"must be gpipe where backward is {self.backward}, got {self.schedule}"
-            yield Problem(("schedule", "backward"), f"{rule}; set backward to scheduled")
         if self.schedule in TWO_PER_DEVICE and self.partitions % 2:
             rule = f"must be even where schedule is {self.schedule}, two on each device, got {self.partitions}"
             yield Problem(("partitions", "schedule"), f"{rule}; add one, or take one away")
@@ -259,7 +269,7 @@ class PipelineSettings(ModelSection):
         if self.partitions > layers:
             rule = f"must be at most the {layers} layers of {self.model}, got {self.partitions}"
             yield Problem(("partitions", "model", "model_args"), f"{rule}; lower it")
-        if self.balance and sum(self.balance) != layers:
+        elif self.balance and sum(self.balance) != layers:
             rule = f"must sum to the {layers} layers of {self.model}, got {split}, which sums to {sum(self.balance)}"
             yield Problem(("balance", "model", "model_args"), f"{rule}; change its entries")
 
@@ -268,13 +278,3 @@ def cut_problems(section: Any, partitions: int, balance: tuple[int, ...] = (), *
     """Why the model of a section cannot be cut so, and run in this order."""
     names = {"model": section.model, "model_args": section.model_args, **order}
     yield from PipelineSettings.model_construct(**names, partitions=partitions, balance=balance).problems()
-
-
-class CellSettings(PipelineSettings):
-    """What is trained and how long it is measured; the defaults are for two CPU cores."""
-
-    threads: Threads = 1
-    tf32: Tf32 = False
-    warmup: Warmup = 1
-    steps: Steps = 5
-    seed: Seed = 0

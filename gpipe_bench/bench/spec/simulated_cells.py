@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from gpipe_bench import choices
+from gpipe_bench.bench.spec.cells import PipelineCell
 from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
@@ -22,7 +24,6 @@ from gpipe_bench.bench.spec.settings import (
     Variant,
 )
 from gpipe_bench.bench.spec.variants import Variants, labels_of
-from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware.networks import NETWORK, problems_of_hosts
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
@@ -53,26 +54,17 @@ def _profile(value: Any) -> Any:
     return value
 
 
-Optimizer = Annotated[
-    Literal["sgd", "momentum", "rmsprop", "adam", "adamw"],
-    Field(description="what updates the parameters after each step"),
-]
+Optimizer = Annotated[choices.Optimizer, Field(description="what updates the parameters after each step")]
 Profile = Annotated[
     str, BeforeValidator(_profile), Field(description="hardware: name of a profile, or path of a YAML file")
 ]
-Precision = Annotated[
-    Literal["float32", "float16", "bfloat16"],
-    Field(description="type of weights, activations and gradients"),
-]
+Precision = Annotated[choices.Precision, Field(description="type of weights, activations and gradients")]
 Masters = Annotated[
     bool, Field(description="whether the optimizer keeps a copy in float32 of each weight that is in a half")
 ]
 Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that have the devices, as many each")]
 Network = Annotated[str, Field(description="link between hosts, by name: ndr400, ethernet10, or a link of the profile")]
-Flavour = Annotated[
-    Literal["current", "published"],
-    Field(description="autograd engine: current, or published for PyTorch 1.3"),
-]
+Flavour = Annotated[choices.Flavour, Field(description="autograd engine: current, or published for PyTorch 1.3")]
 
 
 def host_problems(section: Any, devices: int, transfer: str) -> Iterator[Problem]:
@@ -108,21 +100,26 @@ class HardwareSettings(PipelineSettings):
         return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
 
 
-class VirtualCell(HardwareSettings):
+class VirtualCell(HardwareSettings, PipelineCell):
     """One pipeline in one variant, on hardware that need not be here."""
 
-    evidence: ClassVar[str]
     variant: Variant = "dep-str-ptl"
 
     @property
-    def components(self) -> Components:
-        """The components that the variant names."""
-        return Components.from_label(self.variant)
+    def place(self) -> str:
+        """The name of the profile."""
+        return readable(self.hardware)
 
-    @cached_property
-    def id(self) -> str:
-        """Readable name, unique by the first 8 digits of :attr:`config_sha256`."""
-        return self.name(self.evidence, self.variant, readable(self.hardware))
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``simulate`` and ``emulate`` that it decides, but model and balance."""
+        names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer")
+        return {name: getattr(self, name) for name in names}
+
+    def settings(self) -> dict[str, Any]:
+        """All settings but the kind of evidence."""
+        data = super().settings()
+        del data["evidence"]
+        return data
 
 
 class SimulatedSettings(HardwareSettings):
@@ -134,7 +131,7 @@ class SimulatedSettings(HardwareSettings):
 class SimulatedCell(SimulatedSettings, VirtualCell):
     """One simulation. It has no repeats: the same cell gives the same numbers everywhere."""
 
-    evidence: ClassVar[str] = "simulated"
+    evidence: Literal["simulated"] = "simulated"
     precision: Precision = "float32"
     masters: Masters = True
     hosts: Hosts = 1
@@ -167,5 +164,4 @@ class SimulatedWorkload(SimulatedSettings):
 
     def cells(self) -> list[SimulatedCell]:
         """A cell for each variant."""
-        common = {name: getattr(self, name) for name in SimulatedSettings.model_fields}
-        return [SimulatedCell(**common, variant=label) for label in labels_of(self.variants)]
+        return [SimulatedCell(**self.shared(SimulatedCell), variant=label) for label in labels_of(self.variants)]

@@ -59,7 +59,7 @@ def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Pat
     Raises:
         ConfigError: one or more settings are wrong; carries all problems.
     """
-    left, not_text = _text_keys(data, (), name)
+    left = _copied(data)
     wrong: dict[Path, list[str]] = {}
     while True:
         try:
@@ -74,9 +74,9 @@ def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Pat
                 said += [line for line in rules if line not in said]
                 _remove(left, path)
             if any(item["type"] == "missing" for item in error.errors()):
-                lines = [*not_text, *(line for said in wrong.values() for line in said)]
+                lines = [line for said in wrong.values() for line in said]
                 raise ConfigError(list(map(_shortened, lines))) from error
-    lines = [*not_text, *(line for said in wrong.values() for line in said)]
+    lines = [line for said in wrong.values() for line in said]
     for section_path, section in _sections(made):
         for problem in section.problems():
             paths = [(*section_path, field) for field in problem.fields]
@@ -87,20 +87,9 @@ def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Pat
     return made
 
 
-def _text_keys(data: Mapping[Any, Any], path: Path, name: Callable[[Path], str]) -> tuple[dict[str, Any], list[str]]:
-    """A copy of the data without keys that are not text, and a problem for each of them."""
-    kept: dict[str, Any] = {}
-    problems: list[str] = []
-    for key, value in data.items():
-        here = (*path, str(key))
-        if not isinstance(key, str):
-            problems.append(f"{name(here)} must be a key that is text, got {key!r}; put it in quotes")
-        elif isinstance(value, Mapping):
-            kept[key], inner = _text_keys(value, here, name)
-            problems += inner
-        else:
-            kept[key] = deepcopy(value)
-    return kept, problems
+def _copied(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """A copy of the data, whose keys are text."""
+    return {str(key): _copied(value) if isinstance(value, Mapping) else deepcopy(value) for key, value in data.items()}
 
 
 def _shortened(line: str) -> str:

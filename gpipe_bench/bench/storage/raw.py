@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.spec.cells import Cell
-from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
+from gpipe_bench.bench.spec.cells import PipelineCell
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.schema import TABLES
@@ -25,11 +24,8 @@ _OF_RUN: Final = ("cell", "variant", "repeat")
 DEVICE_COLUMNS: Final = tuple(name for name in TABLES["devices"].columns if name not in _OF_RUN)
 """Figures of one partition. Peaks of a device that several partitions share stand with the first of them."""
 
-_OF_CELL: Final = (
-    *("evidence", "model", "variant", "backward", "schedule", "transfer", "partitions", "chunks", "microbatches"),
-    *("checkpoint", "batch_size", "config_sha256"),
-)
-"""Columns of a row that are attributes of its cell."""
+PEAKS: Final = ("peak_allocated_gib", "peak_reserved_gib")
+SHARES: Final = tuple(name for name in DEVICE_COLUMNS if name.endswith("_fraction"))
 STEP_COLUMNS: Final = tuple(name for name in TABLES["steps"].columns if name not in _OF_RUN)
 
 
@@ -45,6 +41,7 @@ class RawResult:
         events: timeline events of one untimed step.
         configuration: what the row's ``config_sha256`` is the digest of; see :mod:`gpipe_bench.results.configurations`.
         bound_by_host: whether its devices wait for the host; only simulations know.
+        needed_gib: what the device needs that is out of memory; only simulations know.
     """
 
     cell: str
@@ -54,6 +51,7 @@ class RawResult:
     events: list[dict[str, Any]] = field(default_factory=list)
     configuration: str = ""
     bound_by_host: bool = False
+    needed_gib: float | None = None
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -108,10 +106,6 @@ def result_of(record: dict[str, Any]) -> RawResult:
     return result
 
 
-def cell_row(cell: Cell | EmulatedCell, repeat: int, **values: Any) -> Row:
+def cell_row(cell: PipelineCell, repeat: int, **values: Any) -> Row:
     """The row of ``cell`` with what its settings say, and ``values`` for the rest."""
-    settings = cell.settings()
-    known = {name: getattr(cell, name) for name in _OF_CELL} | asdict(cell.components)
-    known |= {name: settings.get(name) for name in ("model_args", "balance", "seed")}
-    known |= {name: settings[name] for name in ("processes", "hosts") if name in settings}
-    return Row(**{**known, "cell": cell.id, "repeat": repeat, **values})
+    return Row(**{**cell.columns(), "repeat": repeat, **values})

@@ -4,15 +4,15 @@
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
-/* The stream of a device by its name; a new one gets the next number. */
-static void add_stream(Replay *replay, int32_t device, int32_t stream)
+/* Notes that a trace has a stream; a device of -1 is the host. */
+static void note_stream(Replay *replay, int32_t device, int32_t stream)
 {
-    uint32_t *found = stream_of(replay, device, stream);
-    if (*found == NONE)
-        *found = stream_add(&replay->clock, (uint32_t)device);
+    if (device >= 0)
+        *stream_of(replay, device, stream) = 0;
 }
 
-/* Numbers the streams: the default ones of all devices, those of the trace, one of each thread. */
+/* Numbers the streams by device and name, whatever the order of the rows: the default ones of all devices, those of the
+   trace, one of each thread. */
 static void add_streams(Replay *replay)
 {
     const ReplayInput *input = replay->input;
@@ -22,15 +22,17 @@ static void add_streams(Replay *replay)
         most = row->peer_stream > most ? row->peer_stream : most;
     }
     replay->stream_names = most + 1;
-    replay->streams = nones(input->devices * replay->stream_names);
+    int64_t names = input->devices * replay->stream_names;
+    replay->streams = nones(names);
     for (int32_t device = 0; device < input->devices; device++)
-        add_stream(replay, device, 0);
+        note_stream(replay, device, 0);
     for (const TraceRow *row = input->rows; row < input->rows + input->count; row++) {
-        if (row->device >= 0)
-            add_stream(replay, row->device, row->stream);
-        if (row->kind == ROW_copy && row->peer >= 0)
-            add_stream(replay, row->peer, row->peer_stream);
+        note_stream(replay, row->device, row->stream);
+        note_stream(replay, row->kind == ROW_copy ? row->peer : -1, row->peer_stream);
     }
+    for (int64_t name = 0; name < names; name++)
+        if (replay->streams[name] != NONE)
+            replay->streams[name] = stream_add(&replay->clock, (uint32_t)(name / replay->stream_names));
     replay->first_own = replay->clock.streams.count;
     for (uint32_t thread = 0; thread < replay->order.threads; thread++)
         stream_add(&replay->clock, (uint32_t)input->devices);

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.report.findings.finding import NBSP
-from gpipe_bench.results.outcomes import LOOP, THROUGHPUT, CpuGroup, Outcome
+from gpipe_bench.results.labels import LOOP
+from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Outcome
 
 
 def cpu_sentences(group: CpuGroup) -> Iterator[str]:

@@ -1,13 +1,20 @@
 /* Engines: each does one thing at a time. Of several operations that are ready for one, the one that became ready first
-   runs first, then the one issued first. Whatever happens at one time is over before an engine is given away. */
+   runs first, then the one issued first; at one time, the one of the lower device, then of the lower stream. Whatever
+   happens at one time is over before an engine is given away. */
 
 #include "clock.h"
 
-/* Orders turns: who was ready first, then who was issued first. */
+/* Orders turns: who was ready first, then who was issued first, then by stream. */
 static int by_turn(const void *one, const void *other) {
     const Turn *a = one, *b = other;
     if (a->ready != b->ready)
         return a->ready < b->ready ? -1 : 1;
+    if (a->called != b->called)
+        return a->called < b->called ? -1 : 1;
+    if (a->device != b->device)
+        return a->device < b->device ? -1 : 1;
+    if (a->stream != b->stream)
+        return a->stream < b->stream ? -1 : 1;
     return (a->number > b->number) - (a->number < b->number);
 }
 

@@ -42,6 +42,13 @@ static uint32_t operation_new(Clock *clock) {
     return (uint32_t)place;
 }
 
+/* An operation waits for nothing but engines. */
+static void is_ready(Clock *clock, uint32_t place) {
+    const Operation *ready = &clock->operations.items[place];
+    uint32_t stream = ready->streams[0], device = clock->device_of.items[stream];
+    PUSH(clock->ready, (Turn){clock->now, ready->called, device, stream, ready->number, place});
+}
+
 static inline bool runs(const Clock *clock, OperationRef found) {
     return found.place != NONE && clock->operations.items[found.place].number == found.number;
 }
@@ -200,6 +207,7 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
     uint32_t place = operation_new(clock);
     Operation *made = &clock->operations.items[place];
     made->duration = order->duration;
+    made->called = clock->now;
     made->issued = clock->now + order->host_ns;
     made->streams[0] = streams[0];
     made->streams[1] = streams[count > 1];
@@ -216,7 +224,7 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
     if (clock->input->queue_depth && order->launches)
         queue_launches(clock, streams[0], place, order->launches);
     if (!made->missing)
-        PUSH(clock->ready, (Turn){clock->now, made->number, place});
+        is_ready(clock, place);
     return place;
 }
 
@@ -238,9 +246,8 @@ void operation_ends(Clock *clock, uint32_t place) {
             event_passed(clock->allocators, (int32_t)(subject & ~EVENT_BIT));
             continue;
         }
-        Operation *follower = &clock->operations.items[subject];
-        if (!--follower->missing)
-            PUSH(clock->ready, (Turn){clock->now, follower->number, subject});
+        if (!--clock->operations.items[subject].missing)
+            is_ready(clock, subject);
     }
     if (ended->duration)
         for (uint32_t engine = 0; engine < ended->engine_count; engine++)

@@ -86,6 +86,7 @@ enum { ENGINES = 4 };
 /* What runs on streams, until it has ended. */
 typedef struct {
     Time duration;
+    Time called;       /* when the host began to issue it */
     Time issued;       /* when the host has issued the last of it; it cannot end before */
     Time start;        /* UNKNOWN before */
     uint32_t number;   /* in the order of issue, from 1; 0: the place is free */
@@ -114,7 +115,8 @@ typedef struct {
 /* An operation that is ready for its engines; the order in which they are given away. */
 typedef struct {
     Time ready; /* when it had nothing left to wait for but engines */
-    uint32_t number, operation;
+    Time called;
+    uint32_t device, stream, number, operation;
 } Turn;
 
 typedef VECTOR(Turn) Turns;

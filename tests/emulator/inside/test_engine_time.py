@@ -6,7 +6,7 @@ Early recomputation overlaps with the gradient's way through the later devices. 
     n - 1 forward passes until the last device begins, m there; then it recomputes and runs backward m times;
     n - 1 backward passes after that, their recomputations having overlapped; and 2(n - 1) copies.
 
-Other schedules take the time that :func:`gpipe_bench.schedules.timing` predicts, and that of copies.
+Other schedules take the time that :func:`gpipe_bench.schedules.timing` predicts, and that of copies, which take turns.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gpipe_bench.emulator.trace import recording
 from gpipe_bench.engine.transfer import Endpoint, Route, move
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.results.timeline import KINDS
-from gpipe_bench.schedules import SCHEDULES, Durations, merged_order, named_schedule, timing, with_recomputation
-from gpipe_bench.schedules.actions import needs
+from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop
 from tests.emulator.bed.behaviour import duration, jitter
 from tests.emulator.bed.mutants import mutants
+from tests.emulator.bed.predicted import predicted_end
 from tests.emulator.bed.rows import NS_PER_MS, Bed, timed
 from tests.emulator.bed.ticking import ticking
 from tests.emulator.inside.pipelines import (
@@ -109,21 +109,6 @@ def test_copies_through_the_host_overlap_as_well(m, schedule):
     assert found == pytest.approx([bound] * RUNS)
 
 
-def end_of(schedule, copy_ms):
-    """When the last action ends, if F, R, I and W take 10 ms, B takes 20, and a copy to another device ``copy_ms``."""
-    times = Durations(FORWARD_MS, BACKWARD_MS / 2, BACKWARD_MS / 2)
-    homes, n, end = schedule.placement, schedule.partitions, {}
-    free = dict.fromkeys(homes, 0.0)
-    for action in merged_order(schedule):
-        home = homes[action.j]
-        awaited = [one for group in needs(action, n) for one in group if one in end]
-        arrivals = [end[one] + (copy_ms if homes[one.j] != home else 0) for one in awaited]
-        free[home] = end[action] = max([free[home], *arrivals]) + times.of(action.kind)
-    if copy_ms == 0:
-        assert max(free.values()) == timing(schedule, times).makespan
-    return max(free.values())
-
-
 @cache
 def step_traces(name, m, devices, checkpoint, transfer):
     """Traces of ``pipe.step`` with layers whose gradients of inputs and of weights take 10 ms each."""
@@ -149,49 +134,31 @@ def ends(name, m, devices, checkpoint, transfer="direct", machine=MACHINE):
     return [replay(trace, machine).makespan_ns / NS_PER_MS for trace in traces]
 
 
-def expected_end(name, m, devices, checkpoint):
+def expected_end(name, m, devices, checkpoint, transfer="direct"):
+    """When F, R, I and W take 10 ms, B takes 20, and copies the 0.1 ms of the machine."""
     plain = named_schedule(name, m, devices * (2 if name in DOUBLE else 1), devices)
     schedule = with_recomputation(plain, checkpoint_stop(checkpoint, m))
-    expected = end_of(schedule, COPY_MS)
-    assert end_of(schedule, 0) < expected < end_of(schedule, 0) + 2 * m * schedule.partitions * COPY_MS
-    return expected
-
-
-def check_ends(found, name, expected):
-    """Exactly the prediction. On devices with two partitions, whose copies take turns, up to two copies later."""
-    assert found == pytest.approx([found[0]] * RUNS)
-    if name in DOUBLE:
-        assert expected - 1e-6 <= found[0] <= expected + 2 * COPY_MS + 1e-6
-    else:
-        assert found[0] == pytest.approx(expected)
+    times = Durations(*(round(ms * NS_PER_MS) for ms in (FORWARD_MS, BACKWARD_MS / 2, BACKWARD_MS / 2)))
+    without, expected = (
+        predicted_end(schedule, times, round(ms * NS_PER_MS), staged=transfer == "host") for ms in (0, COPY_MS)
+    )
+    assert without == timing(schedule, times).makespan < expected
+    return expected / NS_PER_MS
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
 @pytest.mark.parametrize(("m", "devices"), [(1, 2), (3, 4), (8, 3)])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_takes_the_time_that_is_predicted(name, m, devices, checkpoint, request):
-    if name == "v_min" and m > 1 and checkpoint != "never":
-        reason = (
-            "copies of V-Min set out at one time, and which is first depends on the host: see docs/emulator_limits.md"
-        )
-        request.node.add_marker(pytest.mark.xfail(reason=reason, raises=AssertionError))
-    check_ends(ends(name, m, devices, checkpoint), name, expected_end(name, m, devices, checkpoint))
-
-
-@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
-@pytest.mark.parametrize(("m", "devices"), [(1, 2), (3, 4), (8, 3)])
-@pytest.mark.parametrize("name", sorted(DOUBLE))
-def test_with_copies_that_take_no_time_it_is_exact_for_two_partitions_on_a_device_too(name, m, devices, checkpoint):
-    plain = named_schedule(name, m, 2 * devices, devices)
-    expected = end_of(with_recomputation(plain, checkpoint_stop(checkpoint, m)), 0)
-    assert ends(name, m, devices, checkpoint, machine=Bed(0.0)) == pytest.approx([expected] * RUNS)
+def test_a_schedule_takes_the_time_that_is_predicted(name, m, devices, checkpoint):
+    expected = expected_end(name, m, devices, checkpoint)
+    assert ends(name, m, devices, checkpoint) == pytest.approx([expected] * RUNS)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("m", "devices"), [(1, 2), (4, 3)])
 def test_so_it_does_with_copies_through_the_host(m, devices, name):
-    found = ends(name, m, devices, "except_last", transfer="host")
-    check_ends(found, name, expected_end(name, m, devices, "except_last"))
+    expected = expected_end(name, m, devices, "except_last", "host")
+    assert ends(name, m, devices, "except_last", "host") == pytest.approx([expected] * RUNS)
 
 
 def test_split_backward_passes_shorten_a_step():

@@ -11,7 +11,7 @@ from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
 from tests.cover import cover
-from tests.emulator.inside.pipelines import BACKWARD_MS, COPY_MS, DOUBLE, FORWARD_MS
+from tests.emulator.inside.pipelines import BACKWARD_MS, DOUBLE, FORWARD_MS
 from tests.emulator.inside.test_engine_time import MACHINE, ends
 from tests.simulator.support import MS, task, workload
 
@@ -31,8 +31,6 @@ def simulated(name, m, devices, checkpoint, transfer):
     ],
 )
 def test_a_schedule_takes_as_long_as_in_the_engine(name, checkpoint, transfer, m, devices):
-    """Of copies of two partitions on one device that set out at one time, either may be first."""
-    apart = COPY_MS + 1e-6 if name in DOUBLE else 0.0
     found = ends(name, m, devices, checkpoint, transfer)
     expected = simulated(name, m, devices, checkpoint, transfer)
-    assert found == pytest.approx([expected] * len(found), rel=0, abs=apart)
+    assert found == pytest.approx([expected] * len(found), rel=0, abs=1e-6)

@@ -1,0 +1,74 @@
+"""Files of cells: JSON with the settings of each cell by its name. A workflow hands its cells to commands so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gpipe_bench.bench.spec.cells import MeasuredCell
+from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.arguments import nearest
+from gpipe_bench.util.files import json_text
+
+Cell = MeasuredCell | SimulatedCell | EmulatedCell
+CellT = TypeVar("CellT", MeasuredCell, SimulatedCell, EmulatedCell)
+
+CELLS_PATH: Final = "results/cells.json"
+"""Where the cells of a workflow lie, by their keys."""
+
+
+def cells_text(cells: Iterable[Cell]) -> str:
+    """The text of a file with these cells, each by its key, none twice."""
+    return json_text({cell.id: cell.model_dump(mode="json") for cell in cells})
+
+
+def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = ()) -> list[CellT]:
+    """The cells of one kind in a file, in its order.
+
+    Args:
+        path: the file.
+        kind: what the cells must be.
+        names: of the cells to take, in this order; empty: all of the kind.
+
+    Raises:
+        ConfigError: the file cannot be read, or settings are wrong; carries all problems.
+    """
+    evidence = kind.model_fields["evidence"].default
+    entries = _entries(path)
+    cells: list[CellT] = []
+    problems: list[str] = []
+    for name in names or [key for key, entry in entries.items() if entry.get("evidence", evidence) == evidence]:
+        if name not in entries:
+            problems.append(f"--only must name a cell of {path}, got {name!r}; {nearest(name, entries)}")
+            continue
+        try:
+            cells.append(validated(kind, entries[name], partial(_named, f"{path}: {name}")))
+        except ConfigError as error:
+            problems += error.problems
+    if not cells and not problems:
+        problems.append(f"file of cells must have {evidence} ones, got none in {path}; add some")
+    if problems:
+        raise ConfigError(problems)
+    return cells
+
+
+def _named(entry: str, path: tuple[str, ...]) -> str:
+    return ".".join((entry, *path))
+
+
+def _entries(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        rule = f"file of cells must be readable JSON, got {path}"
+        raise ConfigError([f"{rule} ({error}); check it"]) from error
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        rule = "file of cells must have the settings of each cell by its name"
+        raise ConfigError([f'{rule}, got something else in {path}; write {{"mine": {{"model": "unet"}}}}'])
+    return entries

@@ -1,0 +1,141 @@
+"""Cells of commands: the settings of one as options, or several in a file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from itertools import count
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+
+import typer
+
+from gpipe_bench.bench.spec.cell_files import CellT, read_cells
+from gpipe_bench.bench.spec.settings import Section
+from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.cli.options import VALUES, complete
+from gpipe_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpipe_bench.cli.progress import Progress
+    from gpipe_bench.results.rows import Row
+
+SectionT = TypeVar("SectionT", bound=Section)
+_PLAIN: Final = (bool, int, float)
+
+CellFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Take cells from a JSON file: the settings of each by its name.")
+]
+Only = Annotated[
+    str, typer.Option(metavar="NAME", help="Names of cells in that file, joined by ','.  [default: all of this kind]")
+]
+Timelines = Annotated[
+    str, typer.Option(metavar="NAME", help="Names of cells in that file whose timelines are kept, joined by ','.")
+]
+RawOut = Annotated[Path | None, typer.Option(help="Raw results to write, a JSON file; for a file of cells.")]
+
+
+def with_settings(
+    kind: type[Section], *, start: Mapping[str, Any] | None = None, without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each setting of ``kind``; it takes those that were given as ``given``, by name.
+
+    Args:
+        kind: cells, or a section of the configuration.
+        start: defaults of the command, as the help shows them, where they are not those of ``kind``.
+        without: settings that get no option.
+    """
+    shown = {**kind().model_dump(mode="json"), **(start or {})}
+    names = [name for name in kind.model_fields if name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**values: Any) -> None:
+            given = {name: values.pop(name) for name in names}
+            command(given={name: value for name, value in given.items() if value is not None}, **values)
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for name, parameter in signature.parameters.items() if name != "given"]
+        options = [_option(kind, name, shown[name]) for name in names]
+        called.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *options)}
+        return called
+
+    return decorate
+
+
+def _option(kind: type[Section], name: str, shown: Any) -> inspect.Parameter:
+    field = kind.model_fields[name]
+    annotation: Any = field.annotation
+    if get_origin(annotation) is UnionType or type(None) in get_args(annotation):
+        (annotation,) = set(get_args(annotation)) - {type(None)}
+    values = (lambda: get_args(annotation)) if get_origin(annotation) is Literal else VALUES.get(name)
+    word = "none" if shown is None else str(shown).lower() if isinstance(shown, bool) else str(shown)
+    text = f"{field.description}.  [default: {word}]" if word else f"{field.description}."
+    option = typer.Option(help=text, autocompletion=complete(values) if values else None)
+    plain: Any = annotation if annotation in _PLAIN else str
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option]
+    )
+
+
+def option_name(path: tuple[str, ...]) -> str:
+    """What a setting is called on the command line."""
+    return f"--{path[0].replace('_', '-')}"
+
+
+def from_options(kind: type[SectionT], given: Mapping[str, Any]) -> SectionT:
+    """The settings that options give; others have their defaults.
+
+    Raises:
+        ConfigError: options are wrong; carries all problems.
+    """
+    return validated(kind, given, option_name)
+
+
+def from_file(kind: type[CellT], file: Path, only: str, given: Mapping[str, Any]) -> list[CellT]:
+    """The cells of a file that a command was told to take.
+
+    Raises:
+        ConfigError: the file, a cell or a name is wrong, or options name settings, too; carries all problems.
+    """
+    if given:
+        names = ", ".join(option_name((name,)) for name in given)
+        raise ConfigError([f"options of a cell must be left out with --cells, got {names}; leave one of both out"])
+    return read_cells(file, kind, names_in(only))
+
+
+def names_in(text: str) -> list[str]:
+    """Names that are joined by commas; ``none`` and an empty text are no name."""
+    return [name for name in text.split(",") if name not in ("", "none")]
+
+
+def needed_out(out: Path | None) -> Path:
+    """Where raw results go.
+
+    Raises:
+        ConfigError: nowhere.
+    """
+    if out is None:
+        raise ConfigError(["--out must be given with --cells, got none; name a JSON file"])
+    return out
+
+
+def teller(task: Progress, total: int) -> Callable[[Row], None]:
+    """Prints each row as it is made."""
+    steps = count(1)
+
+    def say(row: Row) -> None:
+        task.line(row_words(row))
+        task.step(next(steps), total)
+
+    return say
+
+
+def row_words(row: Row) -> str:
+    """A simulated or emulated row on a line."""
+    what = f"n={row.partitions} m={row.chunks} batch={row.batch_size} {row.checkpoint} {row.variant} {row.schedule}"
+    value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
+    return f"{row.evidence}, {row.status}: {what}: {value}"

@@ -1,0 +1,140 @@
+"""``schedule simulate``, ``emulate`` and ``run``: one step of a schedule, each action beside its prediction."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gpipe_bench.bench.spec.settings import read_balance
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.cli.options import VALUES, complete, stem
+from gpipe_bench.cli.progress import progress
+from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
+from gpipe_bench.errors import ConfigError, UnsupportedError
+from gpipe_bench.results.tables import lines_text
+from gpipe_bench.schedules import check
+from gpipe_bench.schedules.comparison import ActionTimes, Times, compared, from_own_durations, parting
+from gpipe_bench.util.files import write_files
+
+if TYPE_CHECKING:
+    from gpipe_bench.bench.running.own_schedule import OwnRun, OwnSchedule
+
+_HELP: Final = {
+    "simulate": "Simulate one step of a schedule, beside arithmetic with the same durations and free transfers.",
+    "emulate": "Let the engine run one step of a schedule on virtual devices, beside its simulation.",
+    "run": "Run one step of a schedule on this machine, beside arithmetic with its own durations, or a simulation.",
+}
+_HEADER: Final = ("device", "kind", "microbatch", "partition", "predicted_start_ms", "predicted_end_ms", "start_ms",
+                  "end_ms", "late_ms", "longer_ms")  # fmt: skip
+_ARITHMETIC: Final = "by arithmetic, free transfers, and the median of each pass and partition"
+
+
+def _setting(name: str, default: str | bool = True) -> Any:
+    values = VALUES.get(name)
+    text = SimulatedCell.model_fields[name].description
+    return typer.Option(help=text, show_default=default, autocompletion=complete(values) if values else None)
+
+
+def add_runs(app: typer.Typer) -> None:
+    """Add the three commands."""
+    for kind, text in _HELP.items():
+        app.command(kind, help=text)(_command(kind))
+
+
+def _command(kind: str) -> Callable[..., None]:
+    def command(
+        source: Source,
+        *,
+        devices: Devices = 4,
+        microbatches: Microbatches = 8,
+        per_device: PerDevice = 2,
+        model: Annotated[str, _setting("model")] = "gpt2",
+        model_args: Annotated[str, _setting("model_args")] = "",
+        batch_size: Annotated[
+            int | None, typer.Option(min=1, help="Samples per step.  [default: one per micro-batch]")
+        ] = None,
+        balance: Annotated[
+            str, typer.Option(help="Layers per partition, joined by '-'.  [default: even in time]")
+        ] = "",
+        checkpoint: Annotated[str, _setting("checkpoint")] = "never",
+        profile: Annotated[str, _setting("profile", default="h100; run: none, no simulation")] = "",
+        tolerance: Annotated[
+            float, typer.Option(min=0, max=1, help="Share of the step by which an action may be off its prediction.")
+        ] = 0.02,
+        out: Annotated[Path | None, stem("Path without suffix, for a table of all actions and a figure.")] = None,
+    ) -> None:
+        from gpipe_bench.bench.running.own_schedule import OwnSchedule
+
+        schedule = check(schedule_of(source, devices, microbatches, per_device)).schedule
+        m = schedule.microbatches
+        hardware = profile or ("" if kind == "run" else "h100")
+        sizes = read_balance(balance) if balance else ()
+        own = OwnSchedule(schedule, model, model_args, batch_size or m, checkpoint, hardware, sizes)
+        with progress(f"{kind}: {Path(source).name}"):
+            run, predicted, words = _both(kind, own)
+        rows = compared(own.actions, predicted, run.times)
+        limit_ms = tolerance * run.length_ms
+        _print(rows, run, words, limit_ms)
+        if out is not None:
+            _write(out, rows, f"{model}: one step of {Path(source).name}", (run.evidence, words), limit_ms)
+        if kind == "emulate":
+            from gpipe_bench.emulator.library import leave
+
+            leave(0)
+
+    return command
+
+
+def _both(kind: str, own: OwnSchedule) -> tuple[OwnRun, Times, str]:
+    """A run, its prediction, and what that is made from."""
+    if kind == "emulate":
+        from gpipe_bench.emulator.build import obstacle
+
+        if reason := obstacle():
+            raise UnsupportedError(reason)
+        # A process has accelerators of one kind, and here they are virtual.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        run = own.emulated()
+    else:
+        run = own.simulated() if kind == "simulate" else own.measured()
+    if kind == "simulate" or not own.profile:
+        return run, from_own_durations(own.actions, run.times), _ARITHMETIC
+    return run, own.simulated().times, f"simulated on {own.profile}"
+
+
+def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float) -> None:
+    if not rows:
+        raise ConfigError(["a step must have actions that take time, got none; use a larger model or batch"])
+    expected = max(row.predicted[1] for row in rows)
+    typer.echo(f"{run.evidence}: {run.length_ms:.2f} ms; predicted {words}: {expected:.2f} ms")
+    latest = max(rows, key=lambda row: row.late_ms)
+    typer.echo(
+        f"latest action: {latest.action} on device {latest.device}, {latest.late_ms:.2f} ms after its prediction"
+    )
+    first = parting(rows, limit_ms)
+    if first is None:
+        typer.echo(f"no action is more than {limit_ms:.2f} ms off its prediction")
+        return
+    typer.echo(
+        f"the two part ways at {first.action} on device {first.device}: predicted {first.predicted[0]:.2f} to "
+        f"{first.predicted[1]:.2f} ms, {run.evidence} {first.actual[0]:.2f} to {first.actual[1]:.2f} ms"
+    )
+
+
+def _write(out: Path, rows: Sequence[ActionTimes], title: str, words: tuple[str, str], limit_ms: float) -> None:
+    from gpipe_bench.figures.action_times import ActionFigure, action_figure
+    from gpipe_bench.figures.style import draw
+
+    table = out.with_name(f"{out.name}.csv")
+    lines = [
+        [row.device, *row.action, *(f"{ms:.6f}" for ms in (*row.predicted, *row.actual, row.late_ms, row.longer_ms))]
+        for row in rows
+    ]
+    write_files({table: lines_text([[*_HEADER], *lines])})
+    evidence, predicted = words
+    paths = draw(action_figure, ActionFigure(rows, parting(rows, limit_ms), title, predicted, evidence), out)
+    typer.echo(f"wrote {', '.join(map(str, [table, *paths]))}")

@@ -1,0 +1,146 @@
+"""The idle time of schedules: by arithmetic, simulated, emulated and measured; and what overlap is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from gpipe_bench.figures.page import Frame, Page
+from gpipe_bench.figures.schedules import MARKS, ScheduleCell
+from gpipe_bench.figures.style import BOTH_IN, EVIDENCE_COLOURS, FAINT, RULE
+from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule, timing, with_recomputation
+from gpipe_bench.schedules.cycles import checkpoint_stop
+from gpipe_bench.schedules.table import device_count
+
+_HEIGHT_IN: Final = 1.5
+_NAMES_IN: Final = 0.72
+_TITLE_IN: Final = 0.34
+_LEFT_IN: Final = 0.40
+_PANELS: Final = 4
+_ARITHMETIC: Final = "formula"
+_LOOK: Final[Mapping[str, dict[str, Any]]] = {
+    _ARITHMETIC: {"marker": "_", "color": "#222222", "markersize": 8, "markeredgewidth": 1.2},
+    "simulated": {"marker": "o", "color": EVIDENCE_COLOURS["simulated"], "markersize": 4, "fillstyle": "none"},
+    "emulated": {"marker": "x", "color": EVIDENCE_COLOURS["emulated"], "markersize": 4},
+    "measured, threads": {"marker": "s", "color": EVIDENCE_COLOURS["measured"], "markersize": 3.2},
+    "measured, processes": {"marker": "^", "color": EVIDENCE_COLOURS["measured"], "markersize": 4, "fillstyle": "none"},
+}
+_OVERLAP: Final = (8, 16)
+"""Devices and micro-batches of the panel of overlap."""
+
+_FACTORS: Final = tuple(1 - k / 20 for k in range(11))
+
+
+@dataclass(slots=True)
+class Panel:
+    """Cells that differ in their schedule and evidence alone.
+
+    Attributes:
+        title: model, device and sizes.
+        idle: by evidence, then by schedule, the idle share of all devices.
+    """
+
+    title: str
+    idle: dict[str, dict[str, float]]
+
+
+def bubble_figure(cells: Sequence[ScheduleCell]) -> Figure:
+    """The figure of some cells: a panel for each setting that was emulated or measured, and one of overlap."""
+    shown = bubble_panels([cell.row for cell in cells])
+    kinds = [kind for kind in _LOOK if any(kind in panel.idle for panel in shown)]
+    page = Page(BOTH_IN)
+    evidence = [kind for kind in EVIDENCE_COLOURS if any(name.startswith(kind) for name in kinds)]
+    page.heading("Idle share of all devices", *evidence)
+    page.space(0.02)
+
+    def strip(frame: Frame) -> None:
+        pitch = BOTH_IN / _PANELS
+        for k, panel in enumerate([*shown[: _PANELS - 1], None]):
+            axes = frame.axes(k * pitch + _LEFT_IN, pitch - _LEFT_IN - 0.06, _TITLE_IN, _HEIGHT_IN)
+            axes.grid(axis="y", linewidth=0.3, color=RULE)
+            axes.set_axisbelow(True)
+            if panel is None:
+                _draw_overlap(axes)
+            else:
+                _draw_idle(axes, panel)
+
+    page.strip(_TITLE_IN + _HEIGHT_IN + _NAMES_IN, strip)
+    handles: list[Any] = [Line2D([], [], linestyle="none", label=kind, **_LOOK[kind]) for kind in kinds]
+    page.strip(0.16, lambda frame: frame.legend(handles, len(kinds), handletextpad=0.2, columnspacing=1.6))
+    page.paragraph(
+        "Idle: no computation and no recomputation runs. Formula: T_F = T_B = T_W, equal partitions, free transfers. "
+        f"Right: step of dualpipe_v, {_OVERLAP[1]} micro-batches on {_OVERLAP[0]} devices, if the two parts of a pair "
+        "take less than one after the other; formula.",
+        colour=FAINT,
+    )
+    return page.render()
+
+
+def bubble_panels(rows: Sequence[Row]) -> list[Panel]:
+    """The panels of some rows: settings of emulated cells first, then those of measured ones."""
+    found: dict[tuple[Any, ...], dict[str, dict[str, list[Row]]]] = {}
+    for evidence in ("emulated", "measured", "simulated"):
+        for row in (row for row in rows if row.evidence == evidence):
+            key = (row.model, row.profile, row.chunks, row.checkpoint, row.batch_size, _devices(row))
+            if evidence != "simulated" or key in found:
+                found.setdefault(key, {}).setdefault(_kind(row), {}).setdefault(row.schedule, []).append(row)
+    panels = []
+    for (model, profile, chunks, checkpoint, _, devices), kinds in found.items():
+        idle = {kind: {name: median(map(_idle, some)) for name, some in own.items()} for kind, own in kinds.items()}
+        heads = {name: some[0] for own in kinds.values() for name, some in own.items()}
+        idle[_ARITHMETIC] = {name: timing(_schedule(row)).bubble for name, row in heads.items()}
+        machine = profile if "simulated" in kinds or "emulated" in kinds else "here"
+        panels.append(Panel(f"{model}, {machine}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
+    return panels
+
+
+def _kind(row: Row) -> str:
+    if row.evidence != "measured":
+        return row.evidence
+    return f"measured, {'processes' if (row.processes or 1) > 1 else 'threads'}"
+
+
+def _devices(row: Row) -> int:
+    return len(_schedule(row).devices)
+
+
+def _schedule(row: Row) -> Schedule:
+    """The actions of a row, with its recomputations."""
+    m, n = row.microbatches or row.chunks or 1, row.partitions or 1
+    schedule = named_schedule(row.schedule, m, n, device_count(row.schedule, n))
+    return with_recomputation(schedule, checkpoint_stop(row.checkpoint, m))
+
+
+def _idle(row: Row) -> float:
+    return sum(filter(None, (row.bubble_fraction, row.imbalance_fraction, row.copy_fraction)))
+
+
+def _draw_idle(axes: Axes, panel: Panel) -> None:
+    names = [name for name in SCHEDULES if name in panel.idle[_ARITHMETIC]]
+    for kind, look in _LOOK.items():
+        own = panel.idle.get(kind, {})
+        points = [(x, 100 * own[name]) for x, name in enumerate(names) if name in own]
+        axes.plot([x for x, _ in points], [y for _, y in points], linestyle="none", **look)
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(0, None), ylabel="idle (%)")
+    axes.set_title(panel.title, fontsize=7)
+
+
+def _draw_overlap(axes: Axes) -> None:
+    p, m = _OVERLAP
+    makespans = [timing(named_schedule("dualpipe_v", m, 2 * p, p), overlap=factor).makespan for factor in _FACTORS]
+    saved = [100 * (1 - factor) for factor in _FACTORS]
+    axes.plot(saved, makespans, "-", color=MARKS["dualpipe_v"].colour, label="dualpipe_v")
+    for name, line in (("interleaved", "--"), ("zb_v", ":")):
+        makespan = timing(named_schedule(name, m, 2 * p, p)).makespan
+        axes.axhline(makespan, linestyle=line, color=MARKS[name].colour, label=name)
+    axes.set(xlim=(0, 50), ylim=(0, None), xlabel="saved by overlap (%)", ylabel="step (T_F of a half)")
+    axes.legend(loc="lower left", handlelength=1.6, borderpad=0.1)
+    axes.set_title(f"worth of overlap, formula\n{p} devices, m = {m}", fontsize=7)

@@ -1,0 +1,118 @@
+"""Figures of the experiment of schedules: which cells are on the front, which panels there are, what fits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from gpipe_bench.components import Components
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.schedule_bubbles import bubble_figure, bubble_panels
+from gpipe_bench.figures.schedule_parts import draw_schedules
+from gpipe_bench.figures.schedule_timelines import Step, steps_figure
+from gpipe_bench.figures.schedules import ScheduleCell, pareto, pareto_figure, read_cells, scaling_figure
+from gpipe_bench.figures.style import BOTH_IN, drawing
+from gpipe_bench.results.catalogue import reference_figures
+from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules import SCHEDULES, named_schedule
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from tests.figures.synthetic import step_events, write_csv, write_rows
+from tests.figures.test_layout import check
+
+
+def row(schedule="1f1b", devices=2, **changes):
+    """An invented row of a schedule."""
+    n = devices * (2 if schedule in TWO_PER_DEVICE else 1)
+    known = {"model": "testnet", "variant": "dep-str-ptl", "backward": "scheduled", "evidence": "simulated"}
+    known |= {"profile": "h9", "partitions": n, "chunks": 4, "microbatches": 4, "checkpoint": "never", "batch_size": 8}
+    known |= {"throughput_samples_per_s": 10.0, "step_time_ms": 800.0, "repeat": 0, "device": "cuda H9"}
+    known |= {"bubble_fraction": 0.25, "copy_fraction": 0.05, "imbalance_fraction": 0.1, "balance": "1"}
+    return Row(**{**asdict(Components()), **known, "schedule": schedule, "cell": f"{schedule}-{n}", **changes})
+
+
+def cell(throughput, memory, schedule="1f1b", devices=2, **changes):
+    return ScheduleCell(row(schedule, devices, throughput_samples_per_s=throughput, **changes), memory)
+
+
+def everything():
+    cells = [cell(10.0 + k, 5.0 + k, name, p) for k, name in enumerate(SCHEDULES) for p in (2, 4, 8)]
+    return cells + [cell(9.0 + k, 3.0, name, 4, chunks=8) for k, name in enumerate(SCHEDULES)]
+
+
+def test_the_front_has_the_cells_that_no_other_one_beats():
+    cells = [cell(5, 2), cell(9, 4), cell(8, 4), cell(9, 5), cell(4, 3), cell(12, 9)]
+    assert [(one.throughput, one.memory_gib) for one in pareto(cells)] == [(5, 2), (9, 4), (12, 9)]
+
+
+def test_a_cell_has_the_memory_of_its_fullest_device(tmp_path):
+    rows = [row(cell="a"), row("zb_v", cell="b"), row(cell="c", status="oom", reason="full")]
+    path = write_rows(tmp_path / "schedules.csv", rows)
+    peaks = [("a", 0, 2.0), ("a", 1, 3.0), ("b", 0, 1.0)]
+    records = [
+        {"cell": name, "variant": "x", "repeat": 0, "partition": j, "peak_reserved_gib": peak}
+        for name, j, peak in peaks
+    ]
+    write_csv(tmp_path / "schedules_devices.csv", records[0], records)
+    assert [(one.row.cell, one.memory_gib, one.devices) for one in read_cells(path)] == [("a", 3.0, 2), ("b", 1.0, 2)]
+
+
+def test_idle_shares_stand_beside_the_formula():
+    emulated = row("gpipe", evidence="emulated", bubble_fraction=0.2)
+    rows = [row("gpipe"), emulated, row("1f1b", 4), row(evidence="measured", profile="here", processes=2)]
+    one, other = bubble_panels(rows)
+    ideal = 1 / 5
+    assert one.idle["formula"] == {"gpipe": pytest.approx(ideal)}
+    assert {kind: values["gpipe"] for kind, values in one.idle.items() if kind != "formula"} == {
+        "simulated": pytest.approx(0.4),
+        "emulated": pytest.approx(0.35),
+    }
+    assert set(other.idle) == {"measured, processes", "formula"}
+
+
+def test_recomputation_counts_in_the_formula():
+    (panel,) = bubble_panels([row("gpipe", evidence="emulated", checkpoint="always")])
+    # T_F = T_B = T_W: the last partition recomputes at once, and so do the others before the gradient arrives.
+    assert panel.idle["formula"]["gpipe"] < 1 / 5
+
+
+FIGURES = {
+    "pareto": lambda: pareto_figure(everything()),
+    "scaling": lambda: scaling_figure(everything()),
+    "bubbles": lambda: bubble_figure([*everything(), cell(10.0, 1.0, devices=4, evidence="emulated")]),
+    "timelines": lambda: steps_figure([
+        Step(cell(10.0, 2.0, name), step_events(4, named_schedule(name, 1, n, 2).partitions, copies=False))
+        for name in SCHEDULES
+        for n in (4 if name in TWO_PER_DEVICE else 2,)
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_fits_both_columns_of_a_page(name, texts_of):
+    with drawing():
+        figure = FIGURES[name]()
+        check(figure, texts_of(figure), BOTH_IN)
+        assert figure.get_figheight() <= 5
+
+
+def test_the_reference_has_a_figure_for_each_table(tmp_path):
+    for place, name in (
+        ("simulated/p40", "schedules"),
+        ("simulated/p40", "schedules_timelines"),
+        ("emulated/p40", "schedules"),
+    ):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        write_rows(tmp_path / place / f"{name}.csv", [row()])
+    names = [f"{figure.place}/{figure.name}" for figure in reference_figures(tmp_path)]
+    assert names == [
+        "emulated-p40/schedules_bubbles",
+        "simulated-p40/schedules_pareto",
+        "simulated-p40/schedules_scaling",
+        "simulated-p40/schedules_timelines",
+    ]
+
+
+def test_other_figures_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="part must be one of pareto, scaling, bubbles, timelines, got 'paretto'"):
+        draw_schedules(tmp_path / "schedules.csv", tmp_path / "figure", "paretto")
