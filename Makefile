@@ -68,7 +68,7 @@ format: ## format Python and Snakemake files, and fix what ruff can fix
 
 gpu: ## GPU tests, the measured ablation and a device profile, into OUT; takes the Python that has torch
 	@python="$${PYTHON:-$(BIN)/python}"; command -v "$$python" > /dev/null || python=python3; \
-	  "$$python" -m pytest -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -m gpu tests/gpu; \
+	  "$$python" -m pytest -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -m gpu tests/gpu tests/measure/test_on_gpu.py tests/bench/test_trial.py; \
 	  "$$python" -m gpipe_bench gpu --out "$(OUT)"
 
 lock: ## resolve the locks in requirements/ anew (Python 3.11, network)

@@ -28,6 +28,7 @@ TESTS: Final = (
     "tests/emulator/test_replay_threads.py",
     "tests/native/test_library.py",
     "tests/simulator/test_allocator.py",
+    "tests/simulator/test_blocks.py",
     "tests/simulator/test_cells.py",
     "tests/simulator/test_flavours.py",
     "tests/simulator/test_lives.py",

@@ -59,15 +59,18 @@ def cells_table(*tables: str) -> Callable[[Sequence[Record]], str]:
 
 
 def errors_table(records: Sequence[Record]) -> str:
-    """A line per benchmark: how many cells were predicted, their mean absolute error, and the largest."""
-    predicted = [record for record in records if record["role"] == "predicted" and record["error_fraction"]]
+    """A line per benchmark: cells predicted, mean absolute error, largest error; those held out are apart."""
+    known = [record for record in records if record["error_fraction"]]
+    predicted = [record for record in known if record["role"] == "predicted"]
+    held_out = [record for record in known if record["role"] == "held_out"]
+    families = {f"`{name}`": [record for record in predicted if record["table"] == name]
+                for name in dict.fromkeys(record["table"] for record in predicted)}  # fmt: skip
+    families |= {"**all**": predicted, "held out: `resnet101-speed`": held_out}
     lines = []
-    for name in [*dict.fromkeys(record["table"] for record in predicted), ""]:
-        own = [record for record in predicted if name in ("", record["table"])]
+    for label, own in families.items():
         worst = max(own, key=lambda record: abs(float(record["error_fraction"])))
         where = f"`{worst['experiment']}`, {_NAMES[worst['metric']]}"
         error = mean(abs(float(record["error_fraction"])) for record in own)
-        label = f"`{name}`" if name else "**all**"
         lines.append([label, str(len(own)), f"{error:.1%}", f"{float(worst['error_fraction']):+.1%} ({where})"])
     return markdown(["benchmark", "predicted cells", "mean absolute error", "largest"], lines)
 

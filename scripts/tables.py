@@ -17,7 +17,14 @@ from typing import Final
 from scripts import columns
 from scripts.table_contents import REFERENCE, ROOT, TABLES
 
-PAGES: Final = ("README.md", "docs/claims.md", "docs/peers.md", "docs/results.md")
+PAGES: Final = (
+    "README.md",
+    "docs/claims.md",
+    "docs/peers.md",
+    "docs/reproduce.md",
+    "docs/results.md",
+    "docs/simulator_errors.md",
+)
 """Pages with tables. Each table of ``TABLES`` stands on exactly one of them."""
 
 _BLOCK: Final = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -43,7 +43,6 @@ _COMMANDS: Final = {
     "figure": ("figure.app", _RESULTS),
     "balance": ("balance.balance", _HIDDEN),
     "predictions": ("predictions.predictions", _HIDDEN),
-    "peers": ("peers.app", _HIDDEN),
     "datapackage": ("datapackage.app", _HIDDEN),
     "simulate-published": ("simulations.simulate_published", _HIDDEN),
     "collect": ("results.collect", _HIDDEN),

@@ -23,7 +23,7 @@ _HEIGHT_IN: Final = 1.5
 _NAMES_IN: Final = 0.72
 _TITLE_IN: Final = 0.34
 _LEFT_IN: Final = 0.40
-_PANELS: Final = 4
+_FEWEST, _PANELS = 3, 4
 _ARITHMETIC: Final = "formula"
 _LOOK: Final[Mapping[str, dict[str, Any]]] = {
     _ARITHMETIC: {"marker": "_", "color": "#222222", "markersize": 8, "markeredgewidth": 1.2},
@@ -61,8 +61,9 @@ def bubble_figure(cells: Sequence[ScheduleCell]) -> Figure:
     page.space(0.02)
 
     def strip(frame: Frame) -> None:
-        pitch = BOTH_IN / _PANELS
-        for k, panel in enumerate([*shown[: _PANELS - 1], None]):
+        drawn = [*shown[: _PANELS - 1], None]
+        pitch = BOTH_IN / max(_FEWEST, len(drawn))
+        for k, panel in enumerate(drawn):
             axes = frame.axes(k * pitch + _LEFT_IN, pitch - _LEFT_IN - 0.06, _TITLE_IN, _HEIGHT_IN)
             axes.grid(axis="y", linewidth=0.3, color=RULE)
             axes.set_axisbelow(True)

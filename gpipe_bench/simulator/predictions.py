@@ -17,7 +17,7 @@ from typing import Final
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records, digest
 from gpipe_bench.results.rows import SCHEMA_VERSION
 from gpipe_bench.results.tables import lines_text
-from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted
+from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, is_fitted, is_held_out
 from gpipe_bench.simulator.published.settings import Setting, published_cells, published_settings
 from gpipe_bench.util.checkout import checkout
 from gpipe_bench.util.collection import no_collection
@@ -41,6 +41,7 @@ TABLES: Final = (
 _PROFILE: Final = "p40"
 _FITTED: Final = "fitted"
 _PREDICTED: Final = "predicted"
+_HELD_OUT: Final = "held_out"
 _THROUGHPUT: Final = "throughput_samples_per_s"
 _COUNTED: Final = "model_memory_gib"
 
@@ -55,7 +56,8 @@ class Prediction:
         metric: the quantity, with its unit.
         published: its value; None for out of memory.
         simulated: the simulator's value; None for out of memory.
-        role: ``fitted`` if constants were fitted to it, else ``predicted``.
+        role: ``fitted`` if constants were fitted to it; ``held_out`` if nobody had seen it while the simulator was
+            made; else ``predicted``.
         reason: how the simulation ran out of memory; not in the file.
         configuration: how the cell was run; in the file as its digest.
     """
@@ -97,7 +99,8 @@ def _of_row(row: Setting, runs: PublishedRuns) -> Iterator[Prediction]:
     outcome, configuration = runs.outcome(row), row.configuration(_PROFILE)
     for metric, published in published_cells(row).items():
         if metric in METRICS:
-            role = _FITTED if metric == _THROUGHPUT and is_fitted(row) else _PREDICTED
+            role = _HELD_OUT if is_held_out(row) else _PREDICTED
+            role = _FITTED if metric == _THROUGHPUT and is_fitted(row) else role
             simulated = outcome.values.get(metric)
             reason = outcome.reason if simulated is None else ""
             place = row.table, row.experiment, metric
@@ -138,6 +141,7 @@ def summary(rows: Sequence[Prediction]) -> str:
     lines = [
         f"predicted: {_mean_error(predicted)}",
         f"  without model memory, which only counts parameters: {_mean_error(counted)}",
+        f"held out until it was predicted: {_mean_error([row for row in rows if row.role == _HELD_OUT])}",
         f"fitted: {_mean_error([row for row in rows if row.role == _FITTED])}",
     ]
     agreed = sum(row.status == "agreed" for row in rows)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import pytest
 import torch
 
-from gpipe_bench import GPipe
+from tests.engine.support import on_cpu
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +27,7 @@ def no_gc():
     gc.enable()
 
 
-@pytest.fixture(scope="module", params=["autograd", "scheduled"])
-def either_backward(request):
-    """Runs the tests of a module twice: the backward mode is what a pipeline takes by default."""
-    defaults = GPipe.__init__.__kwdefaults__
-    before, defaults["backward"] = defaults["backward"], request.param
-    yield request.param
-    defaults["backward"] = before
+@pytest.fixture(params=[None, "gpipe"], ids=["autograd", "gpipe"])
+def either(request):
+    """Makes pipelines that can be called: of the paper's executor, and with a schedule."""
+    return partial(on_cpu, schedule=request.param)

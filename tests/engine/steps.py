@@ -19,6 +19,8 @@ SPLIT = ("zb_h1", "zb_h2", "zb_1p", "zb_2p", "zb_v", "v_half", "v_min")
 """Schedules whose backward passes are cut into I and W."""
 ALL = (None, *SCHEDULES)
 """The paper's executor, and every schedule."""
+WAYS = [(None, True), (None, False), ("gpipe", True), *((name, False) for name in SCHEDULES)]
+"""The executors: a schedule, None for the order of autograd; and whether the pipeline is called, or runs a step."""
 
 
 def scheduled(module: nn.Sequential, balance: Sequence[int], schedule: Any, **options: Any) -> GPipe:

@@ -246,6 +246,13 @@ def on_cpu(module: nn.Sequential, balance: Sequence[int], **options: Any) -> GPi
     return GPipe(module, list(balance), devices=["cpu"] * len(balance), **options)
 
 
+def ended() -> None:
+    """Wait for the thread of a batch, which hands its result over right before it ends."""
+    for thread in threading.enumerate():
+        if thread.name == "gpipe-batch":
+            thread.join(timeout=30)
+
+
 # --- recorders -----------------------------------------------------------------------------------------------------
 
 

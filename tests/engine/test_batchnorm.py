@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from gpipe_bench import Components
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm, deferring
 from gpipe_bench.engine.context import ExecutionContext
-from tests.engine.support import FACTORIAL, MODES, label, on_cpu
-
-pytestmark = pytest.mark.usefixtures("either_backward")
+from gpipe_bench.schedules import SCHEDULES
+from tests.engine.steps import scheduled
+from tests.engine.support import FACTORIAL, MODES, on_cpu
 
 
 def images(size: int = 8, seed: int = 0) -> Tensor:
@@ -47,36 +47,46 @@ def assert_equal_statistics(pipe: nn.Module, plain: nn.Module) -> None:
     torch.testing.assert_close(statistics(pipe), statistics(plain), rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=60)
+def train(pipe, x: Tensor) -> None:
+    pipe.step(x, None, lambda output, _: output.pow(3).sum(), reduction="sum")
+
+
+@settings(max_examples=100)
 @given(
     size=st.integers(1, 9),
     chunks=st.integers(1, 5),
+    schedule=st.sampled_from([None, None, *SCHEDULES]),
     checkpoint=st.sampled_from(MODES),
+    workers=st.sampled_from(["always", "never"]),
     components=st.sampled_from(FACTORIAL),
     momentum=st.sampled_from([None, 0.1, 0.5]),
     steps=st.integers(1, 3),
 )
-def test_running_statistics_equal_those_of_the_whole_batch(size, chunks, checkpoint, components, momentum, steps):
-    plain = nn.Sequential(Twins(momentum=momentum), nn.Identity())
-    pipe = deferred(plain, chunks, checkpoint=checkpoint, components=components)
+def test_running_statistics_equal_those_of_the_whole_batch(size, chunks, schedule, momentum, steps, **options):
+    plain = nn.Sequential(Twins(momentum=momentum), *(nn.Identity() for _ in range(3)))
+    pipe = scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=chunks, deferred_batch_norm=True, **options)
     for step in range(steps):
-        pipe(images(size, step)).sum().backward()
+        train(pipe, images(size, step))
         plain(images(size, step))
     assert_equal_statistics(pipe, plain)
 
 
 @pytest.mark.parametrize(("checkpoint", "updates"), [("never", 4), ("except_last", 7), ("always", 8)])
-def test_without_deferral_every_pass_of_every_microbatch_counts(checkpoint, updates):
-    pipe = on_cpu(nn.Sequential(nn.BatchNorm2d(2)), [1], chunks=4, checkpoint=checkpoint)
-    pipe(images()).sum().backward()
-    assert pipe[0].num_batches_tracked == updates
-
-
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-def test_with_deferral_one_batch_counts_once(components):
-    pipe = deferred(nn.Sequential(Twins(), nn.Identity()), checkpoint="always", components=components)
-    pipe(images()).sum().backward()
-    assert [int(value) for name, value in pipe.named_buffers() if name.endswith("tracked")] == [1, 1]
+@pytest.mark.parametrize("schedule", [None, "1f1b", "zb_v"])
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_gradients_are_those_of_the_microbatches(is_deferred, schedule, checkpoint, updates):
+    """Without deferral every pass of every micro-batch counts, with it one batch."""
+    layers = [nn.BatchNorm2d(2), nn.Tanh(), nn.BatchNorm2d(2), nn.Tanh()]
+    plain = nn.Sequential(*layers).double()
+    options = {"checkpoint": checkpoint, "deferred_batch_norm": is_deferred}
+    pipe = scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=4, **options)
+    train(pipe, images().double())
+    sum(plain(piece).pow(3).sum() for piece in images().double().chunk(4)).backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(pipe.get_parameter(name).grad, parameter.grad)
+    assert {int(pipe[j].num_batches_tracked) for j in (0, 2)} == {1 if is_deferred else updates}
+    if not is_deferred and checkpoint == "never":
+        assert_equal_statistics(pipe, plain)
 
 
 @pytest.mark.parametrize("checkpoint", MODES)
@@ -114,16 +124,6 @@ def test_a_recomputation_beside_a_forward_pass_is_not_gathered():
             layer(images(seed=2))
     plain(images(seed=1))
     assert_equal_statistics(layer, plain)
-
-
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_gradients_are_those_of_the_microbatches(checkpoint):
-    plain = nn.Sequential(nn.BatchNorm2d(2), nn.Tanh())
-    pipe = deferred(plain, checkpoint=checkpoint)
-    pipe(images()).pow(3).sum().backward()
-    sum(plain(piece).pow(3).sum() for piece in images().chunk(4)).backward()
-    for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(pipe.get_parameter(name).grad, parameter.grad)
 
 
 def test_evaluation_uses_the_running_statistics():
@@ -239,12 +239,3 @@ def test_a_converted_layer_outside_a_pipeline_is_the_plain_one():
     converted = convert_deferred_batch_norm(copy.deepcopy(plain))
     torch.testing.assert_close(converted(images()), plain(images()))
     assert_equal_statistics(converted, plain)
-
-
-def test_a_checkpoint_fits_both_ways():
-    plain = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
-    pipe = deferred(plain)
-    pipe(images())
-    plain.load_state_dict(pipe.state_dict())
-    assert_equal_statistics(pipe, plain)
-    assert list(pipe.state_dict()) == list(plain.state_dict())

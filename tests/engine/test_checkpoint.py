@@ -34,9 +34,9 @@ def ones(size: int) -> Tensor:
     return torch.ones(size, WIDTH)
 
 
-def flags_of_a_step(size=4, chunks=4, *, train=True, **options) -> list[tuple[bool, bool]]:
+def flags_of_a_step(size=4, chunks=4, **options) -> list[tuple[bool, bool]]:
     layer = Flags()
-    pipe = on_cpu(nn.Sequential(layer), [1], chunks=chunks, **options).train(train)
+    pipe = on_cpu(nn.Sequential(layer), [1], chunks=chunks, **options)
     pipe(ones(size)).sum().backward()
     return layer.seen
 
@@ -59,10 +59,6 @@ def test_what_layers_are_told_and_how_often_they_run(checkpoint, forward, backwa
 def test_the_last_microbatch_is_the_last_actual_one(size, chunks, microbatches):
     seen = flags_of_a_step(size, chunks, checkpoint="except_last")
     assert seen == [FIRST] * (microbatches - 1) + [PLAIN] + [AGAIN] * (microbatches - 1)
-
-
-def test_evaluation_checkpoints_nothing():
-    assert flags_of_a_step(checkpoint="always", train=False) == [PLAIN] * 4
 
 
 def test_mode_and_chunks_may_change_between_batches():

@@ -12,9 +12,8 @@ from torch._functorch import config as compiler
 
 from gpipe_bench import Components, is_recomputing
 from gpipe_bench.engine.context import ExecutionContext
-from tests.engine.support import FACTORIAL, MODES, label, on_cpu
-
-pytestmark = pytest.mark.usefixtures("either_backward")
+from tests.engine.steps import scheduled
+from tests.engine.support import MODES, SOME, label
 
 WIDTH = 16
 CPU = [torch.device("cpu")]
@@ -44,13 +43,13 @@ class Modes(nn.Module):
         return y
 
 
-def pipeline(**options):
-    return on_cpu(nn.Sequential(Modes(), Modes()), [1, 1], chunks=4, **options)
+def pipeline(either, **options):
+    return either(nn.Sequential(Modes(), Modes()), [1, 1], chunks=4, **options)
 
 
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-def test_autocast_reaches_workers_and_recomputations(components):
-    pipe = pipeline(components=components, checkpoint="always")
+@pytest.mark.parametrize("components", SOME, ids=label)
+def test_autocast_reaches_workers_and_recomputations(either, components):
+    pipe = pipeline(either, components=components, checkpoint="always")
     with torch.autocast("cpu", torch.bfloat16):
         loss = pipe(batch()).float().sum()
     loss.backward()
@@ -60,9 +59,9 @@ def test_autocast_reaches_workers_and_recomputations(components):
 
 
 @pytest.mark.parametrize("clock_cycle", [True, False])
-def test_no_autocast_stays_no_autocast(clock_cycle):
+def test_no_autocast_stays_no_autocast(either, clock_cycle):
     """Not even when the backward pass is called within autocast."""
-    pipe = pipeline(components=Components(clock_cycle=clock_cycle), checkpoint="always")
+    pipe = pipeline(either, components=Components(clock_cycle=clock_cycle), checkpoint="always")
     loss = pipe(batch()).sum()
     with torch.autocast("cpu", torch.bfloat16):
         loss.backward()
@@ -76,32 +75,32 @@ def test_no_autocast_stays_no_autocast(clock_cycle):
     ("mode", "expected"),
     [(torch.no_grad, (False, False)), (torch.inference_mode, (True, False)), (torch.enable_grad, (False, True))],
 )
-def test_grad_and_inference_mode_reach_the_workers(mode, expected, clock_cycle):
-    pipe = pipeline(components=Components(clock_cycle=clock_cycle), checkpoint="never")
+def test_grad_and_inference_mode_reach_the_workers(either, mode, expected, clock_cycle):
+    pipe = pipeline(either, components=Components(clock_cycle=clock_cycle), checkpoint="never")
     with mode():
         pipe(batch())
     assert {modes[:2] for layer in pipe for modes in layer.first} == {expected}
 
 
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+@pytest.mark.parametrize("components", SOME, ids=label)
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_without_grad_there_is_no_graph(components, checkpoint):
-    pipe = pipeline(components=components, checkpoint=checkpoint, transfer="host")
+def test_without_grad_there_is_no_graph(either, components, checkpoint):
+    pipe = pipeline(either, components=components, checkpoint=checkpoint, transfer="host")
     with torch.no_grad():
         output = pipe(batch().requires_grad_())
     assert output.grad_fn is None
     assert not output.requires_grad
 
 
-def test_results_of_inference_mode_are_inference_tensors():
+def test_results_of_inference_mode_are_inference_tensors(either):
     with torch.inference_mode():
-        output = pipeline()(batch())
+        output = pipeline(either)(batch())
     assert output.is_inference()
 
 
-def test_training_works_after_inference():
+def test_training_works_after_inference(either):
     """What the engine makes once and keeps must not be made an inference tensor."""
-    pipe = pipeline(checkpoint="always")
+    pipe = pipeline(either, checkpoint="always")
     with torch.inference_mode():
         pipe(batch())
     pipe(batch()).sum().backward()
@@ -109,8 +108,8 @@ def test_training_works_after_inference():
 
 
 @pytest.mark.parametrize("clock_cycle", [True, False])
-def test_modes_of_the_calling_thread_are_left_alone(clock_cycle):
-    pipe = pipeline(components=Components(clock_cycle=clock_cycle), checkpoint="always")
+def test_modes_of_the_calling_thread_are_left_alone(either, clock_cycle):
+    pipe = pipeline(either, components=Components(clock_cycle=clock_cycle), checkpoint="always")
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         before = ExecutionContext.capture(CPU)
         pipe(batch()).float().sum().backward()
@@ -120,9 +119,9 @@ def test_modes_of_the_calling_thread_are_left_alone(clock_cycle):
     assert ExecutionContext.capture(CPU) == default
 
 
-def test_a_recomputation_has_the_modes_of_its_forward_pass():
+def test_a_recomputation_has_the_modes_of_its_forward_pass(either):
     """Two forward passes under different modes, then both backward passes."""
-    pipe = pipeline(checkpoint="always")
+    pipe = pipeline(either, checkpoint="always")
     plain = pipe(batch()).sum()
     with torch.autocast("cpu", torch.bfloat16):
         cast = pipe(batch()).float().sum()
@@ -146,31 +145,48 @@ def gradients(model, pieces):
     return [parameter.grad for parameter in model.parameters()]
 
 
+def gradients_of(pipe, *, within: bool):
+    """Those of a step, whose backward pass may run within autocast, too."""
+    pipe.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = pipe(batch()).float().square().sum()
+        if within:
+            loss.backward()
+    if not within:
+        loss.backward()
+    return [parameter.grad for parameter in pipe.parameters()]
+
+
 @pytest.mark.parametrize("checkpoint", MODES)
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-def test_gradients_equal_those_of_the_microbatches(components, checkpoint):
+@pytest.mark.parametrize("components", SOME, ids=label)
+def test_gradients_equal_those_of_the_microbatches(either, components, checkpoint):
     """The trap (until PyTorch stopped caching without grad): a weight cast in a first pass, reused, has no gradient."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    pipe = on_cpu(copy.deepcopy(plain), [2, 2], chunks=4, checkpoint=checkpoint, components=components)
+    pipe = either(copy.deepcopy(plain), [2, 2], chunks=4, checkpoint=checkpoint, components=components)
     expected = gradients(plain, batch().chunk(4))
-    torch.testing.assert_close(gradients(pipe, [batch()]), expected, rtol=0.02, atol=0.02)
+    for within in (False, True):
+        torch.testing.assert_close(gradients_of(pipe, within=within), expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_gradients_are_right_when_backward_runs_within_autocast(checkpoint):
+@pytest.mark.parametrize("workers", ["always", "never"])
+def test_autocast_in_a_schedule(schedule, checkpoint, workers):
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    pipe = on_cpu(copy.deepcopy(plain), [2, 2], chunks=4, checkpoint=checkpoint)
-    for _ in range(2):
-        pipe.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            pipe(batch()).float().square().sum().backward()
-        found = [parameter.grad for parameter in pipe.parameters()]
-        torch.testing.assert_close(found, gradients(plain, batch().chunk(4)), rtol=0.02, atol=0.02)
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)))
+    pipe = scheduled(copy.deepcopy(plain), [1] * 4, schedule, chunks=4, checkpoint=checkpoint, workers=workers)
+    seen = set()
+    for layer in pipe:
+        layer[0].register_forward_hook(lambda _layer, _given, output: seen.add(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        pipe.step(batch(), None, lambda output, _: output.float().square().sum(), reduction="sum")
+    assert seen == {torch.bfloat16}
+    found = [parameter.grad for parameter in pipe.parameters()]
+    torch.testing.assert_close(found, gradients(plain, batch().chunk(4)), rtol=0.02, atol=0.02)
 
 
-def test_the_cache_stays_off_where_the_caller_has_it_off():
+def test_the_cache_stays_off_where_the_caller_has_it_off(either):
     seen = []
 
     class Ask(nn.Module):
@@ -179,7 +195,7 @@ def test_the_cache_stays_off_where_the_caller_has_it_off():
             return x * 1
 
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        on_cpu(nn.Sequential(Ask(), Ask()), [1, 1], chunks=2)(batch())
+        either(nn.Sequential(Ask(), Ask()), [1, 1], chunks=2)(batch())
     assert seen == [False] * 4
 
 
@@ -203,9 +219,9 @@ class Settings(nn.Module):
 
 
 @pytest.mark.parametrize("workers", ["always", "never"])
-def test_context_variables_reach_workers_and_recomputations(workers):
+def test_context_variables_reach_workers_and_recomputations(either, workers):
     """Those of the forward pass, as the other modes; among them the settings of torch.compile."""
-    pipe = on_cpu(nn.Sequential(Settings(), Settings()), [1, 1], chunks=4, checkpoint="always", workers=workers)
+    pipe = either(nn.Sequential(Settings(), Settings()), [1, 1], chunks=4, checkpoint="always", workers=workers)
     before = setting.set("of the caller")
     with compiler.patch(donated_buffer=False):
         output = pipe(batch())
@@ -215,12 +231,12 @@ def test_context_variables_reach_workers_and_recomputations(workers):
         assert layer.first == layer.again == {("of the caller", False)}
 
 
-def test_a_setting_of_a_layer_is_its_own():
+def test_a_setting_of_a_layer_is_its_own(either):
     class Sets(Settings):
         def forward(self, x):
             setting.set("of a layer")
             return super().forward(x)
 
-    pipe = on_cpu(nn.Sequential(Sets(), Settings()), [1, 1], chunks=4, checkpoint="always", workers="always")
+    pipe = either(nn.Sequential(Sets(), Settings()), [1, 1], chunks=4, checkpoint="always", workers="always")
     pipe(batch()).sum().backward()
     assert setting.get() == "of nobody"

@@ -1,21 +1,25 @@
-"""Whatever a layer raises surfaces in the caller, nothing hangs, and the same pipeline works afterwards."""
+"""Whatever a layer or a loss raises surfaces in the caller, nothing hangs or stays, and the same pipeline works on."""
 
 from __future__ import annotations
 
 import threading
 import traceback
 import weakref
+from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
 from gpipe_bench import Components, is_recomputing
-from gpipe_bench.schedules import merged_order, named_schedule
+from gpipe_bench.schedules import SCHEDULES, merged_order, named_schedule
 from gpipe_bench.schedules.cycles import clock_cycles, microbatch_major
-from tests.engine.support import FACTORIAL, MODES, Watch, label, numbered, on_cpu
+from tests.cover import cover
+from tests.engine.steps import WAYS, mean_loss, scheduled
+from tests.engine.support import MODES, SOME, Mix, Watch, ended, label, numbered, on_cpu
 
-M, N = 4, 3
+M, N = 4, 4
+both_workers = pytest.mark.parametrize("workers", ["always", "never"])
 
 
 class BoomError(Exception):
@@ -27,16 +31,10 @@ class Interrupt(BaseException):
 
 
 class Armed(nn.Module):
-    """Notes the micro-batches that it sees, and raises at (phase, i) while armed.
+    """Notes the micro-batches that it sees, and raises while armed, at (``F``, ``R`` or ``B``, i)."""
 
-    Args:
-        j: its partition.
-        phase: ``forward``, ``recompute`` or ``backward``.
-    """
-
-    def __init__(self, j: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.j = j
         self.weight = nn.Parameter(torch.ones(1))
         self.armed: dict[tuple[str, int], BaseException] = {}
         self.seen: list[int] = []
@@ -50,161 +48,171 @@ class Armed(nn.Module):
         i = int(x.flatten()[0].detach())
         self.seen.append(i)
         self.before(i)
-        self.check("recompute" if is_recomputing() else "forward", i)
+        self.check("R" if is_recomputing() else "F", i)
         y = x * self.weight
         if y.requires_grad:
-            y.register_hook(lambda grad: self.check("backward", i))
+            y.register_hook(lambda grad: self.check("B", i))
         return y
 
 
-def armed_pipe(**options):
-    return on_cpu(nn.Sequential(*(Armed(j) for j in range(N))), [1] * N, chunks=M, **options)
+class Loss(Armed):
+    """Adds up the output."""
+
+    def forward(self, output, _=None):
+        self.check("L", int(output.flatten()[0].detach()))
+        return output.sum()
 
 
-def step(pipe) -> None:
-    pipe.zero_grad()
-    pipe(numbered(M)).sum().backward()
+def armed_pipe(schedule=None, **options):
+    return scheduled(nn.Sequential(*(Armed() for _ in range(N))), [1] * N, schedule, chunks=M, **options)
 
 
-def assert_works(pipe) -> None:
+def run(pipe, called=True, loss=None) -> None:
+    """A step."""
+    loss = loss or Loss()
+    if called:
+        loss(pipe(numbered(M))).backward()
+    else:
+        pipe.step(numbered(M), None, loss, reduction="sum")
+
+
+def assert_works(pipe, called=True) -> None:
     for layer in pipe:
         layer.armed.clear()
         layer.before = lambda _i: None
-    step(pipe)
+    pipe.zero_grad()
+    run(pipe, called)
     assert [float(layer.weight.grad) for layer in pipe] == [0 + 1 + 2 + 3] * N
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-@pytest.mark.parametrize(("i", "j"), [(0, 0), (1, 1), (3, 2), (3, 0)])
-def test_in_the_forward_pass(components, i, j, workers):
-    pipe = armed_pipe(workers=workers, components=components)
-    pipe[j].armed["forward", i] = error = BoomError(f"{i},{j}")
-    with pytest.raises(BoomError) as caught:
-        step(pipe)
-    assert caught.value is error
-    assert_works(pipe)
+def failing(phase: str, checkpoint: str) -> bool:
+    return phase != "R" or checkpoint != "never"
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-@pytest.mark.parametrize("phase", ["recompute", "backward"])
-def test_in_the_backward_pass(components, phase, workers):
-    pipe = armed_pipe(workers=workers, components=components, checkpoint="always")
-    pipe[1].armed[phase, 2] = BoomError("2,1")
-    with pytest.raises(BoomError, match="2,1"):
-        step(pipe)
-    assert_works(pipe)
+CASES = [case for case in product(WAYS, "FRBL", MODES, ["always", "never"]) if failing(*case[1:3])]
+SWITCHED = [((None, True), *case) for case in product("FRB", ["always"], ["always", "never"], SOME)]
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
-@pytest.mark.parametrize("checkpoint", MODES)
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_what_is_no_exception_surfaces_too(phase, checkpoint, workers):
-    pipe = armed_pipe(workers=workers, checkpoint=checkpoint)
+@pytest.mark.parametrize(
+    ("way", "phase", "checkpoint", "workers", "components"),
+    [*((*case, Components()) for case in cover(CASES, together=3)), *SWITCHED],
+    ids=label,
+)
+def test_an_exception_surfaces_and_the_next_step_is_right(way, phase, checkpoint, workers, components):
+    schedule, called = way
+    pipe = armed_pipe(schedule, checkpoint=checkpoint, workers=workers, components=components)
+    loss, error = Loss(), BoomError(phase)
+    for layer in [loss] if phase == "L" else pipe:
+        # the paper's executor computes one loss
+        layer.armed[phase, 0 if (phase == "L" and schedule is None) or called else 1] = error
+        with pytest.raises(BoomError) as caught:
+            run(pipe, called, loss)
+        assert caught.value is error
+        layer.armed.clear()
+    assert_works(pipe, called)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpipe-worker")]
+
+
+@both_workers
+@pytest.mark.parametrize("schedule", [None, "gpipe", "zb_h1"])
+@pytest.mark.parametrize("phase", ["F", "B"])
+def test_what_is_no_exception_surfaces_too(phase, schedule, workers):
+    pipe = armed_pipe(schedule, workers=workers)
     pipe[1].armed[phase, 3] = Interrupt()
     # autograd turns what is no Exception into one only on its own threads
     with pytest.raises(Interrupt):
-        step(pipe)
-    assert_works(pipe)
+        run(pipe, schedule != "zb_h1")
+    assert_works(pipe, schedule != "zb_h1")
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
+@both_workers
 @pytest.mark.parametrize("error", [StopIteration("x"), GeneratorExit("x"), SystemExit(3), KeyboardInterrupt()])
-@pytest.mark.parametrize("clock_cycle", [True, False])
-def test_exceptions_with_a_meaning_of_their_own_arrive_as_they_are(error, clock_cycle, workers):
-    pipe = armed_pipe(workers=workers, components=Components(clock_cycle=clock_cycle))
-    pipe[1].armed["forward", 1] = error
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+def test_exceptions_with_a_meaning_of_their_own_arrive_as_they_are(error, schedule, workers):
+    pipe = armed_pipe(schedule, workers=workers)
+    pipe[1].armed["F", 1] = error
     with pytest.raises(type(error)) as caught:
-        step(pipe)
+        run(pipe, schedule is None)
     assert caught.value is error
-    assert_works(pipe)
-
-
-def test_the_traceback_leads_to_the_layer():
-    pipe = armed_pipe()
-    pipe[1].armed["forward", 1] = BoomError()
-    with pytest.raises(BoomError) as caught:
-        step(pipe)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert "check" in names
-    assert "step" in names
+    assert {"check", "forward", "run"} <= set(names)
+    assert_works(pipe, schedule is None)
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-def test_of_two_in_one_cycle_that_of_the_first_partition_surfaces(backward):
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
+def test_of_two_in_one_cycle_that_of_the_first_partition_surfaces(schedule):
     """Both have been raised before either is looked at."""
-    pipe = armed_pipe(backward=backward)
+    pipe = armed_pipe(schedule)
     both = threading.Barrier(2)
     for j, i in ((0, 2), (1, 1)):
-        pipe[j].armed["forward", i] = BoomError(f"partition {j}")
+        pipe[j].armed["F", i] = BoomError(f"partition {j}")
         pipe[j].before = lambda seen, wanted=i: both.wait(timeout=30) if seen == wanted else None
     with pytest.raises(BoomError, match="partition 0"):
-        step(pipe)
+        run(pipe)
     assert_works(pipe)
-
-
-def tasks_before(failing: tuple[int, int], *, clock_cycle: bool) -> set[tuple[int, int]]:
-    """All tasks up to and including the cycle of the failing one."""
-    tasks: set[tuple[int, int]] = set()
-    for cycle in (clock_cycles if clock_cycle else microbatch_major)(M, N):
-        tasks.update(cycle)
-        if failing in cycle:
-            return tasks
-    raise AssertionError(failing)
 
 
 def test_of_two_cycles_that_of_the_first_surfaces_though_the_second_has_begun():
     """With a schedule, (2, 0) may run beside (0, 1), and raise before it."""
-    pipe = armed_pipe(backward="scheduled", workers="always")
+    pipe = armed_pipe("gpipe", workers="always")
     raised = threading.Event()
-    pipe[0].armed["forward", 2] = BoomError("later")
-    pipe[1].armed["forward", 0] = BoomError("first")
+    pipe[0].armed["F", 2] = BoomError("later")
+    pipe[1].armed["F", 0] = BoomError("first")
     pipe[0].before = lambda i: raised.set() if i == 2 else None
     pipe[1].before = lambda _i: None if raised.wait(timeout=30) else pytest.fail("(2, 0) waits for (0, 1)")
     with pytest.raises(BoomError, match="first"):
-        step(pipe)
+        run(pipe)
     assert_works(pipe)
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "looped_bfs"])
+@both_workers
+def test_of_several_exceptions_the_first_of_the_order_surfaces(schedule, workers):
+    """Partition 3 fails in micro-batch 0, which comes first in the order, whenever partition 0 may have failed."""
+    pipe = armed_pipe(schedule, workers=workers)
+    pipe.chunks = 6
+    pipe[0].armed["F", 5], pipe[3].armed["F", 0] = BoomError("later"), BoomError("first")
+    for _ in range(5):
+        with pytest.raises(BoomError, match="first"):
+            pipe.step(numbered(6), torch.ones(6), mean_loss)
 
 
 def seen_by(pipe) -> set[tuple[int, int]]:
-    return {(i, layer.j) for layer in pipe for i in layer.seen}
+    return {(i, j) for j, layer in enumerate(pipe) for i in layer.seen}
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
+@both_workers
 @pytest.mark.parametrize("clock_cycle", [True, False])
-@pytest.mark.parametrize("failing", [(0, 0), (1, 1), (0, 2), (3, 2)])
-def test_its_cycle_ends_and_later_ones_do_not_run(failing, clock_cycle, workers):
+@pytest.mark.parametrize("at", [(0, 0), (1, 1), (0, 2), (3, 2)])
+def test_its_cycle_ends_and_later_ones_do_not_run(at, clock_cycle, workers):
     pipe = armed_pipe(workers=workers, components=Components(clock_cycle=clock_cycle))
-    i, j = failing
-    pipe[j].armed["forward", i] = BoomError()
+    pipe[at[1]].armed["F", at[0]] = BoomError()
     with pytest.raises(BoomError):
-        pipe(numbered(M))
-    assert seen_by(pipe) == tasks_before(failing, clock_cycle=clock_cycle)
+        run(pipe)
+    cycles = list((clock_cycles if clock_cycle else microbatch_major)(M, N))
+    last = next(number for number, cycle in enumerate(cycles) if at in cycle)
+    assert seen_by(pipe) == {task for cycle in cycles[: last + 1] for task in cycle}
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
-@pytest.mark.parametrize("failing", [(0, 0), (1, 1), (0, 2), (3, 2)])
-def test_with_a_schedule_what_comes_before_it_runs_and_what_needs_it_does_not(failing, workers):
+@both_workers
+@pytest.mark.parametrize("at", [(0, 0), (1, 1), (0, 2), (3, 2)])
+def test_with_a_schedule_what_comes_before_it_runs_and_what_needs_it_does_not(at, workers):
     """One thread stops there; others may have gone on."""
-    pipe = armed_pipe(workers=workers, schedule="gpipe")
-    i, j = failing
-    pipe[j].armed["forward", i] = BoomError()
+    pipe = armed_pipe("gpipe", workers=workers)
+    pipe[at[1]].armed["F", at[0]] = BoomError()
     with pytest.raises(BoomError):
-        pipe(numbered(M))
+        run(pipe)
     order = [(action.i, action.j) for action in merged_order(named_schedule("gpipe", M, N, N)) if action.kind == "F"]
-    before = set(order[: order.index(failing) + 1])
+    before = set(order[: order.index(at) + 1])
     assert before <= seen_by(pipe)
-    assert seen_by(pipe).isdisjoint((i, later) for later in range(j + 1, N))
-    if workers == "never":
-        assert seen_by(pipe) == before
-    assert_works(pipe)
+    assert seen_by(pipe).isdisjoint((at[0], later) for later in range(at[1] + 1, N))
+    assert workers == "always" or seen_by(pipe) == before
 
 
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended(backward):
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
+def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended(schedule):
     """No task may still run on tensors that the caller may now change."""
-    pipe = armed_pipe(backward=backward)
+    pipe = armed_pipe(schedule)
     raised = threading.Event()
     ended = []
 
@@ -224,92 +232,74 @@ def test_the_caller_gets_the_exception_only_when_the_cycle_has_ended(backward):
 
     pipe[0].before, pipe[1].before = fail, slow
     with pytest.raises(BoomError):
-        step(pipe)
+        run(pipe)
     assert ended == [0]
     assert_works(pipe)
 
 
 def test_an_observer_sees_the_end_of_a_failing_task():
     pipe = armed_pipe()
-    pipe[1].armed["forward", 1] = BoomError()
+    pipe[1].armed["F", 1] = BoomError()
     with pipe.observe(watch := Watch()), pytest.raises(BoomError):
-        step(pipe)
+        run(pipe)
     assert all(seen.finished for seen in watch.seen)
 
 
-@pytest.mark.parametrize("clock_cycle", [True, False])
-def test_a_wrong_last_layer_is_named(clock_cycle):
-    class Text(nn.Module):
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
+def test_a_wrong_last_layer_is_named(schedule):
+    class Text(Mix):
         def forward(self, x):
             return "text"
 
-    pipe = on_cpu(nn.Sequential(Text()), [1], chunks=2, components=Components(clock_cycle=clock_cycle))
+    pipe = on_cpu(nn.Sequential(Text()), [1], chunks=2, schedule=schedule)
     with pytest.raises(TypeError, match="output of the last layer must be a tensor or a tuple of tensors, got str"):
         pipe(numbered(2))
 
 
-FAILING = {
-    "forward": [("forward", 1, 1)],
-    "recompute": [("recompute", 1, 1)],
-    "backward": [("backward", 1, 1)],
-    # one surfaces, and nobody takes the others
-    "a whole cycle": [("forward", 2 - j, j) for j in range(N)],
-}
+# --- nothing stays ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
-@pytest.mark.parametrize("checkpoint", MODES)
-@pytest.mark.parametrize("failing", FAILING)
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-def test_what_failed_is_free_without_the_collector(backward, failing, checkpoint, workers, no_gc):
+FREED = [*CASES, *(case for case in product(WAYS, ["a cycle"], MODES, ["always", "never"]))]
+
+
+@pytest.mark.parametrize(("way", "phase", "checkpoint", "workers"), cover(FREED, together=3))
+def test_what_failed_is_free_without_the_collector(way, phase, checkpoint, workers, no_gc):
     """Memory that ran out must be there again for whoever catches it and tries with less."""
-    if failing == "recompute" and checkpoint == "never":
-        pytest.skip("nothing is recomputed")
-    pipe = armed_pipe(checkpoint=checkpoint, workers=workers, backward=backward)
-    held = []
+    schedule, called = way
+    pipe, loss, held = armed_pipe(schedule, checkpoint=checkpoint, workers=workers), Loss(), []
     for layer in pipe:
         layer.register_forward_pre_hook(lambda _layer, given: held.append(weakref.ref(given[0])))
         layer.register_forward_hook(lambda _layer, _given, output: held.append(weakref.ref(output)))
-    for phase, i, j in FAILING[failing]:
-        pipe[j].armed[phase, i] = BoomError()
+    for j, layer in enumerate([loss] if phase == "L" else pipe):
+        if phase == "a cycle":  # one surfaces, and nobody takes the others
+            layer.armed["F", M - 1 - j] = BoomError()
+        elif phase == "L" or j == 1:
+            layer.armed[phase, 0 if (phase == "L" and schedule is None) or called else 1] = BoomError()
     with pytest.raises(BoomError):
-        step(pipe)
-    for layer in pipe:
+        run(pipe, called, loss)
+    for layer in (*pipe, loss):
         layer.armed.clear()
     assert held
     held.append(weakref.ref(pipe))
     del pipe, layer
-    # What autograd had yet to run stays in its queue until the next backward pass.
+    ended()
+    # what autograd had yet to run stays in its queue until the next backward pass
     torch.ones(1, requires_grad=True).sum().backward()
     assert [each for each in held if each() is not None] == []
 
 
-@pytest.fixture
-def no_worker_left():
-    """Every thread that the test starts ends with its batch, without the collector."""
+@pytest.mark.parametrize("components", SOME, ids=label)
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
+def test_steps_that_fail_or_not_leave_no_thread_behind(schedule, components, no_gc):
     before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        # that of the batch gives its result right before it ends
-        thread.join(timeout=30)
-        assert thread.name == "gpipe-batch"
-        assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-def test_many_failures_leave_no_thread_behind(backward, components, no_gc, no_worker_left):
-    pipe = armed_pipe(components=components, backward=backward, workers="always")
-    for _ in range(5):
-        pipe[1].armed["forward", 1] = BoomError()
-        with pytest.raises(BoomError):
-            step(pipe)
-    pipe[1].armed.clear()
-
-
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-@pytest.mark.parametrize("backward", ["autograd", "scheduled"])
-def test_many_steps_leave_no_thread_behind(backward, components, no_gc, no_worker_left):
-    pipe = armed_pipe(components=components, backward=backward, workers="always")
-    for _ in range(5):
-        step(pipe)
+    pipe = armed_pipe(schedule, components=components, workers="always")
+    for number in range(6):
+        if number % 2:
+            pipe[1].armed["F", 1] = BoomError()
+            with pytest.raises(BoomError):
+                run(pipe)
+        else:
+            assert_works(pipe)
+    assert {thread.name for thread in set(threading.enumerate()) - before} <= {"gpipe-batch"}
+    ended()
+    assert set(threading.enumerate()) <= before

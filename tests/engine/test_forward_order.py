@@ -61,25 +61,6 @@ def test_the_pictures_are_those_of_the_schedule():
     assert MICROBATCH_MAJOR.split() == names(microbatch_major(4, 3))
 
 
-def test_every_partition_on_the_cpu_has_a_worker_of_its_own():
-    _, threads = forward()
-    by_partition = [{threads[f"F{i},{j}"] for i in range(4)} for j in range(3)]
-    assert [len(names) for names in by_partition] == [1, 1, 1]
-    assert len(set.union(*by_partition)) == 3
-    assert threading.current_thread().name not in set.union(*by_partition)
-
-
-@pytest.mark.parametrize("switches", [{"clock_cycle": False}, {"clock_cycle": False, "fork_join": False}])
-def test_without_clock_cycles_the_calling_thread_issues_everything(switches):
-    watch, threads = forward(**switches)
-    assert set(threads.values()) == {threading.current_thread().name} == {seen.thread for seen in watch.seen}
-
-
-def test_a_single_partition_needs_no_worker():
-    _, threads = forward(n=1)
-    assert set(threads.values()) == {threading.current_thread().name}
-
-
 def test_an_observer_is_told_in_the_thread_that_issues_the_task():
     watch, threads = forward()
     assert {seen.name: seen.thread for seen in watch.seen} == threads

@@ -10,7 +10,7 @@ device where tensors go through the host.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from itertools import product
 
 import pytest
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gpipe_bench import Components, GPipe
+from tests.cover import cover
 from tests.engine.support import FACTORIAL, MODES, Mix, label, on_cpu
 
 M = 3
@@ -107,10 +108,12 @@ def expected(case: str, components: Components, checkpoint: str, transfer: str, 
     }
 
 
-@every_case
-@pytest.mark.parametrize("checkpoint", MODES)
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-def test_how_many_nodes_there_are(components, checkpoint, case):
+@pytest.mark.parametrize(
+    ("case", "checkpoint", "components"),
+    cover(product(CASES, MODES, FACTORIAL), lambda one: (*one[:2], *astuple(one[2])), together=4),
+    ids=label,
+)
+def test_how_many_nodes_there_are(case, checkpoint, components):
     for transfer, trained in WAYS:
         found = names(graph(piped(case, components, checkpoint, transfer)(batch(case, trained=trained))))
         exact = expected(case, components, checkpoint, transfer, trained=trained)

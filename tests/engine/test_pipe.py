@@ -241,11 +241,7 @@ REFUSED = {
         ValueError,
         "balance must add up to the 4 layers",
     ),
-    "no device": (
-        lambda: partition_model(chain(), [2, 2], ["cpu"]),
-        IndexError,
-        "at least 2 for 2 partitions",
-    ),
+    "no device": (lambda: partition_model(chain(), [2, 2], ["cpu"]), IndexError, "at least 2 for 2 partitions"),
     "broken balance": (lambda: Pipe(chain(), balance=[2.0, 2.0]), ValueError, "must hold whole numbers of at least 1"),
     "a hook of its own": (lambda: Pipe(hooked()), ValueError, "no hooks of its own, got ['forward_pre_hooks']"),
     "a hook of WithDevice": (

@@ -212,18 +212,3 @@ class TestLives:
             "F1,0:00 F1,1:10 F1,2:10 P1,3:10 F1,3:00 "
             "B1,3:00 p1,3:00 B1,2:00 B1,1:00 B1,0:00 B0,3:00 p0,3:00 B0,2:00 B0,1:00 B0,0:00"
         )
-
-    @pytest.mark.parametrize("checkpoint", MODES)
-    @pytest.mark.parametrize("components", SOME, ids=label)
-    def test_after_a_step_none_is_alive(self, components, checkpoint):
-        pipe = chain(components=components, checkpoint=checkpoint)
-        for _ in range(2):
-            score(pipe(batch(requires_grad=True))).backward()
-        assert len(pipe[0][0].made) == len(pipe[3][0].got) == 4
-        assert all(ref.expired() for ref in pipe[0][0].made + pipe[3][0].got)
-
-    @pytest.mark.parametrize("components", SOME, ids=label)
-    def test_without_a_step_none_is_alive_when_the_output_is_gone(self, components):
-        pipe = chain(components=components, checkpoint="always")
-        pipe(batch())
-        assert all(ref.expired() for ref in pipe[0][0].made + pipe[3][0].got)

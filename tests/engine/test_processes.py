@@ -54,13 +54,6 @@ def test_a_copy_shares_its_layers_with_its_own_partitions():
     assert [id(layer) for partition in clone.partitions for layer in partition] == [id(layer) for layer in clone]
 
 
-def test_deferred_batch_norm_survives_a_copy():
-    pipe = on_cpu(nn.Sequential(nn.BatchNorm1d(3)).double(), [1], chunks=2, deferred_batch_norm=True)
-    clone = copy.deepcopy(pipe)
-    clone(X)
-    assert (int(clone[0].num_batches_tracked), int(pipe[0].num_batches_tracked)) == (1, 0)
-
-
 def test_two_pipelines_run_in_two_threads():
     expected = train_step(crossing_model(), X)
     outcomes = []

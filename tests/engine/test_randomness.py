@@ -14,9 +14,8 @@ from torch._C import _len_torch_dispatch_stack
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.errors import RandomnessError
 from gpipe_bench.schedules.cycles import clock_cycles, microbatch_major
-from tests.engine.support import FACTORIAL, MODES, label, numbered, on_cpu
-
-pytestmark = pytest.mark.usefixtures("either_backward")
+from tests.engine.steps import ALL, scheduled
+from tests.engine.support import MODES, SOME, label, numbered
 
 SIZE = 32
 
@@ -55,12 +54,12 @@ def batch(m: int) -> Tensor:
     return numbered(m, 2) + torch.zeros(SIZE)
 
 
-def two_partitions(m=4, *, interleaved=True, **options):
+def two_partitions(either, m=4, *, interleaved=True, **options):
     """Partition 0 in micro-batch i and partition 1 in i - 1 meet."""
     components = options.get("components") or Components()
     meet = threading.Barrier(2) if interleaved and components.clock_cycle else None
     layers = Drop(meet, range(1, m)), Drop(meet, range(m - 1))
-    return on_cpu(nn.Sequential(*layers), [1, 1], chunks=m, workers="always" if meet else "auto", **options)
+    return either(nn.Sequential(*layers), [1, 1], chunks=m, workers="always" if meet else "auto", **options)
 
 
 def step(pipe: nn.Module, m: int = 4) -> Tensor:
@@ -70,9 +69,9 @@ def step(pipe: nn.Module, m: int = 4) -> Tensor:
     return output.detach()
 
 
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-def test_recomputed_masks_are_those_of_the_first_pass(components):
-    pipe = two_partitions(components=components, checkpoint="always")
+@pytest.mark.parametrize("components", SOME, ids=label)
+def test_recomputed_masks_are_those_of_the_first_pass(either, components):
+    pipe = two_partitions(either, components=components, checkpoint="always")
     for _ in range(3):
         step(pipe)
     for layer in pipe:
@@ -82,10 +81,31 @@ def test_recomputed_masks_are_those_of_the_first_pass(components):
             assert all(map(torch.equal, layer.first[i], layer.again[i]))
 
 
+@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("workers", ["always", "never"])
+def test_every_schedule_recomputes_and_repeats_its_masks(schedule, checkpoint, workers):
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        layers = nn.Sequential(*(Drop() for _ in range(4)))
+        pipe = scheduled(layers, [1] * 4, schedule, chunks=3, checkpoint=checkpoint, workers=workers)
+        for _ in range(2):
+            pipe.step(batch(3), None, lambda output, _: output.square().sum(), reduction="sum")
+        runs.append([mask for layer in layers for i in range(3) for mask in layer.first[i]])
+        recomputed = {"always": 3, "except_last": 2, "never": 0}[checkpoint]
+        for layer in layers:
+            assert sorted(layer.again) == list(range(recomputed))
+            assert all(len(layer.first[i]) == 2 for i in range(3))
+            for i, masks in layer.again.items():
+                assert all(map(torch.equal, masks, layer.first[i]))
+    assert all(map(torch.equal, *runs))
+
+
 @pytest.mark.parametrize("checkpoint", ["always", "except_last"])
-def test_gradients_are_those_of_the_masks_that_the_output_shows(checkpoint):
+def test_gradients_are_those_of_the_masks_that_the_output_shows(either, checkpoint):
     """The output is x * w * mask, so the gradient of w tells which mask the backward pass used."""
-    pipe = two_partitions(checkpoint=checkpoint)
+    pipe = two_partitions(either, checkpoint=checkpoint)
     step(pipe)
     output = step(pipe)
     last = pipe[1]
@@ -98,37 +118,37 @@ def masks(pipe) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_a_run_from_the_same_seed_draws_the_same(checkpoint):
+def test_a_run_from_the_same_seed_draws_the_same(either, checkpoint):
     runs = []
     for _ in range(2):
         torch.manual_seed(11)
-        pipe = two_partitions(checkpoint=checkpoint)
+        pipe = two_partitions(either, checkpoint=checkpoint)
         for _ in range(3):
             step(pipe)
         runs.append(masks(pipe))
     assert all(map(torch.equal, *runs))
 
 
-def test_a_run_from_another_seed_draws_something_else():
+def test_a_run_from_another_seed_draws_something_else(either):
     runs = []
     for seed in (11, 12):
         torch.manual_seed(seed)
-        pipe = two_partitions()
+        pipe = two_partitions(either)
         step(pipe)
         runs.append(masks(pipe))
     assert not any(map(torch.equal, *runs))
 
 
-def test_every_task_and_every_batch_draws_its_own():
-    pipe = two_partitions()
+def test_every_task_and_every_batch_draws_its_own(either):
+    pipe = two_partitions(either)
     for _ in range(3):
         step(pipe)
     drawn = {tuple(mask.flatten().tolist()) for mask in masks(pipe)}
     assert len(drawn) == 2 * 4 * 3
 
 
-def test_evaluation_between_batches_does_not_spoil_the_masks():
-    pipe = two_partitions(checkpoint="always")
+def test_evaluation_between_batches_does_not_spoil_the_masks(either):
+    pipe = two_partitions(either, checkpoint="always")
     step(pipe)
     with torch.no_grad():
         pipe.eval()(batch(4))
@@ -140,8 +160,8 @@ def test_evaluation_between_batches_does_not_spoil_the_masks():
             assert torch.equal(layer.first[i][-1], recomputed[-1])
 
 
-def test_two_forward_passes_before_their_backward_passes_keep_their_masks():
-    pipe = two_partitions(checkpoint="always")
+def test_two_forward_passes_before_their_backward_passes_keep_their_masks(either):
+    pipe = two_partitions(either, checkpoint="always")
     step(pipe)
     losses = [pipe(batch(4)).square().sum() for _ in range(2)]
     losses[1].backward()
@@ -162,8 +182,8 @@ class Noise(nn.Module):
 
 
 @pytest.mark.parametrize("components", [Components(), Components(clock_cycle=False)], ids=label)
-def test_draws_of_a_partition_that_trains_nothing_do_not_matter(components):
-    pipe = on_cpu(nn.Sequential(Noise(), Drop()), [1, 1], chunks=4, components=components, checkpoint="always")
+def test_draws_of_a_partition_that_trains_nothing_do_not_matter(either, components):
+    pipe = either(nn.Sequential(Noise(), Drop()), [1, 1], chunks=4, components=components, checkpoint="always")
     for _ in range(2):
         step(pipe)
         for i in range(4):
@@ -175,7 +195,7 @@ def test_draws_of_a_partition_that_trains_nothing_do_not_matter(components):
 @pytest.mark.parametrize(
     ("balance", "components"), [([2], Components()), ([1, 1], Components(clock_cycle=False))], ids=["one", "two"]
 )
-def test_draws_between_tasks_do_not_matter(balance, components):
+def test_draws_between_tasks_do_not_matter(either, balance, components):
     """Of an observer, and of a hook on what a checkpoint saves."""
 
     class Drawing:
@@ -190,7 +210,7 @@ def test_draws_between_tasks_do_not_matter(balance, components):
         return tensor
 
     layers = nn.Sequential(Drop(), Drop())
-    pipe = on_cpu(layers, balance, chunks=3, components=components, checkpoint="always", workers="never")
+    pipe = either(layers, balance, chunks=3, components=components, checkpoint="always", workers="never")
     with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
         loss = pipe(batch(3)).square().sum()
     loss.backward()
@@ -225,21 +245,19 @@ def plain_masks(pieces: list[Tensor], order: Iterable[tuple[int, int]]) -> Tenso
     ],
     ids=["one microbatch", "one partition", "no clock-cycle"],
 )
-def test_tasks_that_run_one_by_one_draw_what_the_plain_module_draws(
-    m, balance, components, checkpoint, either_backward
-):
+def test_tasks_that_run_one_by_one_draw_what_the_plain_module_draws(either, m, balance, components, checkpoint):
     """In its order, which is that of micro-batches, or with a schedule and several partitions in the schedule's."""
     layers = [Drop(), Drop()]
-    pipe = on_cpu(nn.Sequential(*layers), balance, chunks=m, components=components, checkpoint=checkpoint)
-    cycles = clock_cycles if either_backward == "scheduled" and len(balance) > 1 else microbatch_major
+    pipe = either(nn.Sequential(*layers), balance, chunks=m, components=components, checkpoint=checkpoint)
+    cycles = clock_cycles if either.keywords["schedule"] and len(balance) > 1 else microbatch_major
     expected = plain_masks(list(batch(m).chunk(m)), [task for cycle in cycles(m, 2) for task in cycle])
     torch.manual_seed(5)
     torch.testing.assert_close(pipe(batch(m)), expected)
 
 
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_a_recomputation_leaves_the_default_generator_where_it_was(checkpoint):
-    pipe = on_cpu(nn.Sequential(Drop(), Drop()), [2], chunks=2, checkpoint=checkpoint)
+def test_a_recomputation_leaves_the_default_generator_where_it_was(either, checkpoint):
+    pipe = either(nn.Sequential(Drop(), Drop()), [2], chunks=2, checkpoint=checkpoint)
     output = pipe(batch(2))
     before = torch.get_rng_state()
     output.sum().backward()
@@ -248,8 +266,8 @@ def test_a_recomputation_leaves_the_default_generator_where_it_was(checkpoint):
 
 @pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_a_model_without_randomness_leaves_the_default_generator_alone(checkpoint, chunks):
-    pipe = two_partitions(interleaved=False, checkpoint=checkpoint)
+def test_a_model_without_randomness_leaves_the_default_generator_alone(either, checkpoint, chunks):
+    pipe = two_partitions(either, interleaved=False, checkpoint=checkpoint)
     pipe.chunks = chunks
     for layer in pipe:
         layer.on = False
@@ -259,8 +277,8 @@ def test_a_model_without_randomness_leaves_the_default_generator_alone(checkpoin
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_model_with_randomness_moves_the_default_generator_on():
-    pipe = two_partitions()
+def test_a_model_with_randomness_moves_the_default_generator_on(either):
+    pipe = two_partitions(either)
     step(pipe)
     before = torch.get_rng_state()
     step(pipe)
@@ -270,16 +288,16 @@ def test_a_model_with_randomness_moves_the_default_generator_on():
 # --- layers that draw only later ---------------------------------------------------------------------------------
 
 
-def conditional(checkpoint: str):
-    pipe = two_partitions(interleaved=False, checkpoint=checkpoint)
+def conditional(either, checkpoint: str):
+    pipe = two_partitions(either, interleaved=False, checkpoint=checkpoint)
     pipe[1].on = False
     step(pipe)
     pipe[1].on = True
     return pipe
 
 
-def test_a_first_draw_in_a_later_batch_is_refused_once_rather_than_trained_on():
-    pipe = conditional("always")
+def test_a_first_draw_in_a_later_batch_is_refused_once_rather_than_trained_on(either):
+    pipe = conditional(either, "always")
     loss = pipe(batch(4)).sum()
     with pytest.raises(
         RandomnessError, match=r"partition 1 must be drawn from the first batch on.*run the batch again"
@@ -302,8 +320,8 @@ def test_so_it_is_where_tasks_are_recomputed_before_the_last_forward_pass(schedu
         pipe.step(batch(4), None, lambda output, _: output.sum())
 
 
-def test_several_partitions_that_draw_later_are_refused_once_together():
-    pipe = two_partitions(interleaved=False, checkpoint="always")
+def test_several_partitions_that_draw_later_are_refused_once_together(either):
+    pipe = two_partitions(either, interleaved=False, checkpoint="always")
     for layer in pipe:
         layer.on = False
     step(pipe)
@@ -316,14 +334,14 @@ def test_several_partitions_that_draw_later_are_refused_once_together():
     assert all(torch.equal(layer.first[3][-1], layer.again[3][-1]) for layer in pipe)
 
 
-def test_a_first_draw_in_a_later_batch_is_no_matter_without_checkpoints():
-    pipe = conditional("never")
+def test_a_first_draw_in_a_later_batch_is_no_matter_without_checkpoints(either):
+    pipe = conditional(either, "never")
     step(pipe)
     assert sorted(pipe[1].first) == [0, 1, 2, 3]
 
 
-def test_the_same_layer_may_stop_drawing():
-    pipe = two_partitions(interleaved=False, checkpoint="always")
+def test_the_same_layer_may_stop_drawing(either):
+    pipe = two_partitions(either, interleaved=False, checkpoint="always")
     step(pipe)
     pipe[0].on = False
     step(pipe)
@@ -355,8 +373,8 @@ def test_attention_draws_for_its_dropout_alone(dropout):
     assert [layer.watched for layer in layers] == [dropout > 0] * 2
 
 
-def test_draws_of_the_program_between_forward_and_backward_do_not_matter():
-    pipe = two_partitions(checkpoint="always")
+def test_draws_of_the_program_between_forward_and_backward_do_not_matter(either):
+    pipe = two_partitions(either, checkpoint="always")
     loss = pipe(batch(4)).square().sum()
     torch.rand(5)
     loss.backward()
@@ -364,8 +382,8 @@ def test_draws_of_the_program_between_forward_and_backward_do_not_matter():
 
 
 @pytest.mark.parametrize("components", [Components(), Components(clock_cycle=False)], ids=label)
-def test_a_copied_pipeline_draws_as_the_original(components):
-    pipe = two_partitions(interleaved=False, components=components)
+def test_a_copied_pipeline_draws_as_the_original(either, components):
+    pipe = two_partitions(either, interleaved=False, components=components)
     torch.manual_seed(3)
     expected = step(copy.deepcopy(pipe))
     torch.manual_seed(3)

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from gpipe_bench.errors import RandomnessError
-from tests.engine.support import MODES, on_cpu
-
-pytestmark = pytest.mark.usefixtures("either_backward")
+from tests.engine.support import MODES
 
 SIZE = 32
 
@@ -45,42 +43,44 @@ def input_and_output(pipe: nn.Module) -> tuple[Tensor, Tensor]:
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_a_mask_that_a_layer_would_recompute_by_itself_is_refused(checkpoint, reentrant):
+def test_a_mask_that_a_layer_would_recompute_by_itself_is_refused(either, checkpoint, reentrant):
     layers = nn.Sequential(SelfMade(reentrant=reentrant), SelfMade(reentrant=reentrant))
-    pipe = on_cpu(layers, [1, 1], chunks=4, checkpoint=checkpoint)
+    pipe = either(layers, [1, 1], chunks=4, checkpoint=checkpoint)
     with pytest.raises(RandomnessError, match=r"got a draw within torch\.utils\.checkpoint in a layer"):
         input_and_output(pipe)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_layer_may_recompute_by_itself_where_tasks_run_one_by_one(reentrant):
+def test_a_layer_may_recompute_by_itself_where_tasks_run_one_by_one(either, reentrant):
     layers = nn.Sequential(SelfMade(reentrant=reentrant), SelfMade(reentrant=reentrant))
-    gradient, output = input_and_output(on_cpu(layers, [2], chunks=4, checkpoint="never"))
+    gradient, output = input_and_output(either(layers, [2], chunks=4, checkpoint="never"))
     assert torch.equal(gradient, output)
 
 
 class Nested(nn.Module):
     """A layer that runs its input through a pipeline of its own."""
 
-    def __init__(self, *, random: bool) -> None:
+    def __init__(self, either, *, random: bool) -> None:
         super().__init__()
         inner = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Dropout(0.5 if random else 0.0))
-        self.pipe = on_cpu(inner, [1, 1], chunks=2)
+        self.pipe = either(inner, [1, 1], chunks=2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pipe(x)
 
 
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_masks_of_a_pipeline_in_a_layer_are_refused(checkpoint):
-    pipe = on_cpu(nn.Sequential(Nested(random=True), Nested(random=True)), [1, 1], chunks=4, checkpoint=checkpoint)
+def test_masks_of_a_pipeline_in_a_layer_are_refused(either, checkpoint):
+    pipe = either(
+        nn.Sequential(Nested(either, random=True), Nested(either, random=True)), [1, 1], chunks=4, checkpoint=checkpoint
+    )
     with pytest.raises(RandomnessError, match="got a draw within a pipeline in a layer"):
         input_and_output(pipe)
 
 
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_a_pipeline_in_a_layer_may_compute_what_is_not_random(checkpoint):
-    layers = nn.Sequential(Nested(random=False).eval(), Nested(random=False).eval())
+def test_a_pipeline_in_a_layer_may_compute_what_is_not_random(either, checkpoint):
+    layers = nn.Sequential(Nested(either, random=False).eval(), Nested(either, random=False).eval())
     plain = nn.Sequential(*(nn.Sequential(*layer.pipe) for layer in copy.deepcopy(layers)))
-    found = input_and_output(on_cpu(layers, [1, 1], chunks=4, checkpoint=checkpoint))
+    found = input_and_output(either(layers, [1, 1], chunks=4, checkpoint=checkpoint))
     torch.testing.assert_close(found, input_and_output(plain))

@@ -69,7 +69,7 @@ def check(loss, target, schedule="1f1b", *, chunks=3, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("error", ReductionWarning)
         found = pipe.step(batch(), target, loss, **options)
-    torch.testing.assert_close(found, expected.detach(), equal_nan=True)
+    torch.testing.assert_close(found, expected.detach().reshape(()), equal_nan=True)
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(dict(pipe.named_parameters())[name].grad, parameter.grad)
 
@@ -277,16 +277,17 @@ def test_several_targets_in_a_tuple():
 def test_a_target_may_lack(schedule):
     check(lambda output, target: (output - target["a"]).square().mean(), {"a": numbers, "b": None}, schedule,
           reduction="mean")  # fmt: skip
-    check(lambda output, target: output.square().mean(), None, schedule, reduction="mean")
+    check(lambda output, target: output.square().mean().reshape(1), None, schedule, reduction="mean")
 
 
 PER_SAMPLE = "pass one of these, several targets in a dict, and constants to the loss by functools.partial"
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("1f1b", 3), (None, 3)])
 @pytest.mark.parametrize(
     ("target", "error", "got"),
     [
+        (numbers[:-1], ValueError, "batch size 7, got a tensor of 6; pass one batch"),
         (texts[:-1], ValueError, "batch size 7, got a list of 6"),
         ([numbers, signs], ValueError, "batch size 7, got a list of 2; .* several targets in a tuple"),
         ({"a": numbers, "b": texts[:-1]}, ValueError, "batch size 7, got a list of 6"),
@@ -303,7 +304,7 @@ PER_SAMPLE = "pass one of these, several targets in a dict, and constants to the
         (((numbers, numbers),) * ROWS, TypeError, "got a tuple of 7 tuples or dicts for as many samples"),
     ],
 )
-def test_other_collections_are_refused(target, error, got, chunks):
-    pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=chunks)
+def test_other_collections_are_refused(target, error, got, schedule, chunks):
+    pipe = scheduled(chain(), [1, 1, 1, 1], schedule, chunks=chunks)
     with pytest.raises(error, match=got):
         pipe.step(batch(), target, to_texts, reduction="mean")

@@ -192,33 +192,3 @@ def test_a_tensor_that_a_layer_keeps_aside_is_refused():
     pipe.step(samples(2, 3), targets(2), mean_loss)
     with pytest.raises(RuntimeError, match="from the pipeline's outputs, got some from a tensor that"):
         layer.aside[0].backward()
-
-
-class Boom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("workers", ["always", "never"])
-def test_after_a_failed_i_nothing_stays(workers):
-    class Fails(Between):
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.first(x).exp()
-            self.seen.append(StorageWeakRef(x.untyped_storage()))
-            return self.last(Boom.apply(x) * 1)
-
-    layer = Fails(None)
-    pipe = GPipe(nn.Sequential(layer, nn.Linear(3, 3)).double(), [1, 1], devices=["cpu"] * 2, schedule="zb_h1",
-                 checkpoint="never", workers=workers)  # fmt: skip
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            pipe.step(samples(2, 3), targets(2), mean_loss)
-    # what autograd had yet to run stays in its queue until the next backward pass
-    torch.ones(1, requires_grad=True).sum().backward()
-    assert len(layer.seen) == 3
-    assert all(each.expired() for each in layer.seen)

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe
-from gpipe_bench.schedules import SCHEDULES
 from tests.cover import cover
 from tests.engine.models import CASES
-from tests.engine.steps import ALL, DOUBLE, SPLIT, mean_loss, samples, scheduled, step, targets
+from tests.engine.steps import ALL, DOUBLE, SPLIT, WAYS, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import (
     FACTORIAL,
     MODES,
@@ -32,8 +31,6 @@ from tests.engine.support import (
 
 # One case of the grid in so many; 1 runs all of them, which takes some minutes.
 STRIDE = int(os.environ.get("ENGINE_GRID_STRIDE", "61"))
-WAYS = [(None, True), (None, False), ("gpipe", True), *((name, False) for name in SCHEDULES)]
-"""The executors: a schedule, None for the order of autograd; and whether the pipeline is called, or runs a step."""
 FAMILIES = {
     "autograd": WAYS[:2],
     "whole": [way for way in WAYS[2:] if way[0] not in SPLIT],

@@ -194,7 +194,6 @@ def results(row: Mapping[str, str]) -> dict[str, str]:
         "devices": tuple(map(int, row["devices"].split("-"))) if row["devices"] else (),
         "flavour": other.pop("flavour", "current"),
         "steps": int(other.pop("steps", 2)),
-        "left_out": frozenset(other.pop("without", "").split()),
     }
     settings |= {name: other.pop(name) != "no" for name in ("streams", "workers") if name in other}
     given = {name: int(value) for name, value in other.items()}

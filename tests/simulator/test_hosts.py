@@ -55,15 +55,16 @@ def test_copies_take_turns_on_the_card_of_a_host_if_it_has_but_one(shared):
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(across)) == shared
 
 
-def test_copies_from_two_hosts_take_turns_on_the_card_of_the_one_that_receives():
-    # Of six devices, portals 0 -> 5 come from the first host, copies 3 -> 4 from the second; both go to the third.
+@pytest.mark.parametrize("partition", [2, 4], ids=["sends", "receives"])
+def test_copies_of_other_devices_take_turns_on_the_one_card_that_both_need(partition):
+    # Of three hosts, portals 0 -> 5 and copies 1 -> 2 leave the first; the portals and copies 3 -> 4 go to the third.
     network = Link(gb_per_s=1, latency_us=5000, shared=True)
     machine = machine_of(PROFILE, hosts=3, devices=6, network=network)
     events = Timeline(run(workload(6, [task(0, 0)] * 6, [(0, 5)]), machine, Settings(checkpoint="never")).issued)
     arriving = sorted(
         (event.start_us, event.end_us)
         for event in events
-        if event.kind == "portal" or (event.kind == "copy" and event.partition == 4)
+        if event.kind == "portal" or (event.kind == "copy" and event.partition == partition)
     )
     assert len(arriving) == 12
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(arriving))

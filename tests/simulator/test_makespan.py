@@ -6,7 +6,6 @@ On virtual devices the real engine takes the same times (tests/emulator/inside/t
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -55,25 +54,6 @@ def test_without_fork_and_join_the_pipeline_fills_late(m, measured):
 
 
 @EXAMPLES
-@given(m=st.integers(1, 9), n=st.integers(1, 6), forward=st.integers(1, 50), backward=st.integers(1, 50))
-def test_free_copies_and_no_checkpoints_give_the_textbook_pipeline(m, n, forward, backward):
-    work = workload(m, [task(forward, backward)] * n)
-    found = run(work, Plain(copy=0), Settings(checkpoint="never")).makespan_ns
-    assert found == (m + n - 1) * (forward + backward)
-
-
-@EXAMPLES
-@given(m=st.integers(1, 9), tasks=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=6))
-def test_an_unbalanced_pipeline_takes_the_sum_and_the_slowest_again(m, tasks):
-    # Per direction: one micro-batch goes all the way, the others queue at the slowest partition.
-    work = workload(m, [task(forward, backward) for forward, backward in tasks])
-    found = run(work, Plain(copy=0), Settings(checkpoint="never")).makespan_ns
-    closed = sum(map(sum, tasks)) + (m - 1) * sum(max(times) for times in zip(*tasks, strict=True))
-    slowest = max((m * sum(times) for times in tasks), default=0)
-    assert max(slowest, closed - (m - 1) * max(map(sum, tasks))) <= found <= closed
-
-
-@EXAMPLES
 @given(
     m=st.integers(1, 6),
     n=st.integers(1, 4),
@@ -103,28 +83,6 @@ def test_everything_runs_once_and_nothing_twice_at_a_time(m, n, components, chec
         )
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
     assert Timeline(run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen).issued) == events
-
-
-@dataclass(frozen=True)
-class OneBus(Plain):
-    """A machine whose copies from the lower half of four devices to the upper share a bus."""
-
-    def buses(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
-        return ((0, 1),) if source < 2 <= target else ()
-
-
-@pytest.mark.parametrize(("machine", "shared"), [(Plain(copy=5 * MS), False), (OneBus(copy=5 * MS), True)])
-def test_transfers_of_different_devices_take_turns_on_a_bus_that_they_share(machine, shared):
-    # Portals 0 -> 3 and 1 -> 2, and copies 1 -> 2, of free tasks.
-    work = workload(4, [task(0, 0)] * 4, [(0, 3), (1, 2)])
-    events = Timeline(run(work, machine, Settings(checkpoint="never")).issued)
-    across = sorted(
-        (event.start_us, event.end_us)
-        for event in events
-        if event.kind == "portal" or (event.kind == "copy" and event.partition == 2)
-    )
-    assert len(across) == 12
-    assert all(one[1] <= other[0] for one, other in itertools.pairwise(across)) == shared
 
 
 def test_a_slow_host_is_the_bound():

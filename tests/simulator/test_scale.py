@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.clock.settings import Settings
+from tests.cover import cover
 from tests.simulator.support import Plain, task, workload
 
 VARIANTS = {
@@ -39,9 +42,7 @@ def test_each_partition_costs_the_same():
     assert counts[2] - counts[1] == pytest.approx(counts[1] - counts[0], rel=0.02)
 
 
-@pytest.mark.parametrize("queue", QUEUES)
-@pytest.mark.parametrize("transfer", ["direct", "host"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "transfer", "queue"), cover(product(WAYS, ("direct", "host"), QUEUES)))
 def test_each_task_costs_the_same(way, transfer, queue):
     """Nearly: the more partitions, the less of a step is its beginning and end."""
     some, more = (effort(4 * n, n, QUEUES[queue], transfer=transfer, **WAYS[way]) / (4 * n * n) for n in (16, 48))

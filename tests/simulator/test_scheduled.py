@@ -9,7 +9,6 @@ import pytest
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.clock.run import Settings, run
 from tests.simulator.support import MS, Plain, order, task, workload
-from tests.simulator.test_lives import heavy
 
 N, M = 3, 4
 
@@ -40,11 +39,6 @@ def test_a_task_waits_for_the_gradients_of_the_next_partition():
             assert starts["backward", i, j] >= ends["copy_grad", i, j + 1]
 
 
-def test_recomputation_is_early_or_late():
-    early, late = (scheduled(machine=Plain(copy=5 * MS), early_recompute=on).makespan_ns for on in (True, False))
-    assert early < late
-
-
 def test_it_takes_as_long_as_autograd_in_order():
     work = workload(M, [task()] * N, ((0, 2),))
     times = [run(work, Plain(), Settings(Components(), schedule=way)).makespan_ns for way in (None, "gpipe")]
@@ -65,12 +59,3 @@ def test_a_partition_that_learns_nothing_has_no_backward_pass(schedule):
     assert kinds == {
         *product(["forward"], range(N)), *product(back, (1, 2)), ("copy", 1), ("copy", 2), ("copy_grad", 2)
     }  # fmt: skip
-
-
-def test_nothing_is_left_behind():
-    one, three = (
-        run(workload(M, [heavy()] * N), Plain(), Settings(Components(), "always", schedule="gpipe", steps=steps))
-        for steps in (1, 3)
-    )
-    assert one.peak_live_bytes == three.peak_live_bytes
-    assert max(one.peak_live_bytes) > 0

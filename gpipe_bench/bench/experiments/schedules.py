@@ -108,6 +108,7 @@ class ScheduleSteps(ScheduleSweep):
     """One step of each schedule, whose timeline is kept."""
 
     timelines: ClassVar[bool] = True
+    verified: ClassVar[bool] = False
 
     model: Model = "gpt2-xl"
     model_args: ModelArgs = ""
@@ -132,7 +133,7 @@ class MeasuredSchedules(ModelSection):
     warmup: Warmup = 1
     steps: Steps = 5
     seed: Seed = 0
-    repeats: Repeats = 2
+    repeats: Repeats = 1
 
     def problems(self) -> Iterator[Problem]:
         """The model can be cut so."""
@@ -182,7 +183,9 @@ _SWEEPS: Final = {
 
 
 class ScheduleComparison(Experiment):
-    """Throughput, memory and bubble of every schedule; ``steps`` is an experiment of its own."""
+    """Throughput, memory and bubble of every schedule; ``drawn`` is an experiment of its own."""
+
+    verified: ClassVar[bool] = False
 
     simulated: Annotated[
         dict[str, ScheduleSweep], Field(max_length=64, description="in virtual time; a new sweep is a key of yours")

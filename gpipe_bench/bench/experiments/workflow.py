@@ -44,6 +44,7 @@ class SuitePlan:
             reference results hold.
         advice: for each request for advice its settings as JSON.
         advice_models: for each request a digest of the files of its model, if that is the user's own.
+        unverified: experiments that take too long for ``verify``.
         device: where to measure.
         gpus: how many accelerators there are; 0 on a CPU.
     """
@@ -57,6 +58,7 @@ class SuitePlan:
     parts: list[str] = field(default_factory=list)
     advice: dict[str, str] = field(default_factory=dict)
     advice_models: dict[str, str] = field(default_factory=dict)
+    unverified: list[str] = field(default_factory=list)
     device: str = "cpu"
     gpus: int = 0
 
@@ -134,6 +136,7 @@ class SuitePlan:
     def verified(self) -> list[str]:
         """The experiments and requests for advice with a simulated reference table."""
         known = {path.stem for path in reference_tables() if path.parent.parent.name == "simulated"}
+        known -= {*self.unverified}
         return [name for name in (*self.runs, *map(_advice_table, self.advice)) if name in known]
 
     @property
@@ -213,6 +216,7 @@ def make_plan(config: Mapping[str, Any], files: Sequence[str]) -> SuitePlan:
         [*_parts(experiments), *_parts_of_advice(suite)],
         {name: request.model_dump_json() for name, request in suite.advice.items()},
         {name: model_digest(request.model) for name, request in suite.advice.items()},
+        [name for name, experiment in experiments.items() if not experiment.verified],
         machine.device,
         0 if machine.device == "cpu" else machine.count,
     )

@@ -6,6 +6,7 @@ cell share its runs, and a cell with any other setting has another file.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -71,9 +72,9 @@ class PipelineCell(PipelineSettings):
         return Components.from_label(self.variant)
 
     @property
+    @abstractmethod
     def place(self) -> str:
         """Where it runs, as a word of its key."""
-        raise NotImplementedError
 
     @cached_property
     def id(self) -> str:

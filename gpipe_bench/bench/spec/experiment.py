@@ -17,6 +17,8 @@ class Experiment(Section):
 
     timelines: ClassVar[bool] = False
     """Whether the timelines of its simulations and emulations are kept."""
+    verified: ClassVar[bool] = True
+    """Whether ``verify`` runs it, to hold its rows to the reference."""
 
     def runs(self, machine: Machine) -> list[CellRun]:  # noqa: ARG002 - those that measure look at it
         """The runs on ``machine``; what it cannot run is among them, as rows that say so. None by default."""

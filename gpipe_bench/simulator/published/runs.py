@@ -69,6 +69,11 @@ def is_fitted(row: Setting) -> bool:
     )
 
 
+def is_held_out(row: Setting) -> bool:
+    """Whether a row was kept apart from all development until it was predicted: ResNet-101 on several devices."""
+    return row.table == "resnet101-speed" and row.partitions > 1
+
+
 def published_source(row: Setting, cache: Path | None = None) -> ModelSource:
     """Traces of a row's model; ``cache``: folder of stored traces."""
     # Traces are needed only for a workload that is not stored.

@@ -64,7 +64,7 @@ class Setting:
 
 _SETTINGS: Final = tuple(column.name for column in fields(Setting))
 _CELL: Final = ("table", "experiment")
-_READING: Final = ("published/*.py", "../tables.py", "../columns.*")
+_READING: Final = ("published/*.py", "../results/tables.py", "../results/schema.*")
 """Files that decide what is read, below the folder of the simulator."""
 _VALUE: Final = (*_CELL, "source", "metric", "model", "model_args", "partitions", "chunks")
 

@@ -1,31 +1,27 @@
-"""What a step holds, and that nothing of it stays. The garbage collector is off: everything must be freed by itself."""
+"""How many activations and gradients a step holds at once: as many as its schedule says."""
 
 from __future__ import annotations
 
-import gc
-import threading
+import copy
 import weakref
 from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpipe_bench.measure.memory import LiveBytes
 from gpipe_bench.schedules import SCHEDULES, check, named_schedule, with_recomputation
-from tests.engine.steps import ALL, DOUBLE, SPLIT, mean_loss, samples, scheduled, targets
-from tests.engine.support import MODES, Mix, crossing_model
+from tests.engine.steps import DOUBLE, SPLIT, mean_loss, samples, scheduled, targets
+from tests.engine.support import (
+    assert_same,
+    ended,
+    on_cpu,
+    train_step,
+)
 
 M, N = 8, 4
 pytestmark = pytest.mark.usefixtures("no_gc")
-
-every_schedule = pytest.mark.parametrize("schedule", ALL)
-every_mode = pytest.mark.parametrize("checkpoint", MODES)
-both_workers = pytest.mark.parametrize("workers", ["always", "never"])
-
-
-# --- activations in flight -------------------------------------------------------------------------------------------
 
 
 class Held(torch.autograd.Function):
@@ -177,138 +173,64 @@ def test_zb_h1_holds_what_1f1b_does_and_what_w_waits_for():
         assert ours <= least + (j + 1) * 4 * one
 
 
-# --- nothing stays ---------------------------------------------------------------------------------------------------
+# --- the gradient of a task's sole output belongs to the task -------------------------------------------------------
+
+WIDTH, LARGE = 64, 256
 
 
-def ended() -> None:
-    """Wait for the thread of the batch, which hands its result over right before it ends."""
-    for thread in threading.enumerate():
-        if thread.name == "gpipe-batch":
-            thread.join(timeout=30)
+class Between(nn.Module):
+    """Looks at the gradients of its linear layer: that of the output, and later that of what it computes it from."""
 
-
-class Seen(Mix):
-    """Keeps weak references on everything that passes."""
-
-    def __init__(self, held: list[StorageWeakRef]) -> None:
+    def __init__(self, gone):
         super().__init__()
-        self.held = held
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.gone = gone
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        self.held += [StorageWeakRef(value.untyped_storage()) for value in (x, y)]
-        return y
+    def forward(self, x):
+        came = []
+        inner = torch.tanh(x)
+        outer = self.linear(inner)
+        if outer.requires_grad:
+            outer.register_hook(lambda grad: came.append(weakref.ref(grad.untyped_storage())))
+            inner.register_hook(lambda _: self.gone.append(came.pop()() is None))
+        return outer
 
 
-@every_schedule
-@every_mode
-@both_workers
-def test_after_a_step_nothing_of_the_batch_is_alive(schedule, checkpoint, workers):
-    held: list[StorageWeakRef] = []
-    pipe = scheduled(
-        nn.Sequential(*(Seen(held) for _ in range(4))).double(), [1] * 4, schedule,
-        chunks=3, checkpoint=checkpoint, workers=workers, transfer="host",
-    )  # fmt: skip
+@pytest.mark.parametrize("workers", ["never", "always"])
+@pytest.mark.parametrize("rows", [1, LARGE])
+def test_nobody_else_holds_the_gradient(rows, workers):
+    gone = []
+    layers = [nn.Linear(WIDTH, WIDTH), Between(gone), Between(gone), nn.Linear(WIDTH, 1)]
+    pipe = on_cpu(nn.Sequential(*layers), [1, 1, 2], chunks=2, checkpoint="never", schedule="gpipe", workers=workers)
+    for _ in range(3):
+        gone.clear()
+        pipe(torch.randn(2 * rows, WIDTH)).square().mean().backward()
+        assert gone == [True] * 4  # of two layers in two micro-batches
+
+
+class Looked(nn.Module):
+    """Keeps the gradient of its output, as a user who looks at it does, in two ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.outputs, self.grads = [], []
+
+    def forward(self, x):
+        output = self.linear(x)
+        output.retain_grad()
+        output.register_hook(self.grads.append)
+        self.outputs.append(output)
+        return output
+
+
+@pytest.mark.parametrize("workers", ["never", "always"])
+def test_hooks_of_the_output_see_its_gradient(workers):
+    model = nn.Sequential(Looked(), nn.Linear(WIDTH, WIDTH)).double()
+    plain = copy.deepcopy(model)
+    x = torch.randn(LARGE, WIDTH).double()
+    pipe = on_cpu(model, [1, 1], chunks=1, checkpoint="never", schedule="gpipe", workers=workers)
     for _ in range(2):
-        x, target = samples(7, 3, requires_grad=False).clone(), targets(7).clone()
-        held += [StorageWeakRef(value.untyped_storage()) for value in (x, target)]
-        loss = pipe.step(x, target, mean_loss)
-        del x, target
-        ended()
-        assert all(each.expired() for each in held)
-        assert loss.dim() == 0
-
-
-@every_schedule
-@both_workers
-def test_a_kept_output_keeps_nothing_else(schedule, workers):
-    held: list[StorageWeakRef] = []
-    pipe = scheduled(
-        nn.Sequential(*(Seen(held) for _ in range(4))).double(), [1] * 4, schedule, chunks=3, workers=workers
-    )
-    _, output = pipe.step(samples(7, 3).detach(), targets(7), mean_loss, return_output=True)
-    ended()
-    assert output.shape == (7, 3)
-    assert all(each.expired() for each in held)
-
-
-@every_mode
-def test_outputs_of_microbatches_do_not_pile_up(checkpoint):
-    """In 1F1B each of them goes backward before the next one comes; a recomputation finds that of its first pass."""
-    outputs: list[StorageWeakRef] = []
-    alive: list[int] = []
-
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            alive.append(sum(not each.expired() for each in outputs))
-            y = self.linear(x)
-            outputs.append(StorageWeakRef(y.untyped_storage()))
-            return y
-
-    layers = nn.Sequential(*(Mix() for _ in range(N - 1)), Last()).double()
-    pipe = scheduled(layers, [1] * N, "1f1b", chunks=M, checkpoint=checkpoint, workers="never")
-    pipe.step(samples(M, 3), targets(M), mean_loss)
-    assert alive == {"always": [0, 1] * M, "except_last": [0, 1] * (M - 1) + [0], "never": [0] * M}[checkpoint]
-
-
-@every_schedule
-@every_mode
-def test_steps_leave_no_tensor_behind(schedule, checkpoint):
-    pipe = scheduled(crossing_model(), [2, 2, 2, 1], schedule, chunks=3, checkpoint=checkpoint, transfer="host")
-    counts = []
-    for _ in range(4):
-        pipe.step(samples(7, 3), targets(7), mean_loss)
-        pipe.zero_grad()
-        ended()
-        counts.append(sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()))
-    # the first step makes what is kept, such as phonies
-    assert counts[1:] == counts[1:2] * 3
-
-
-class BoomError(Exception):
-    """Raised by layers here."""
-
-
-class Fails(nn.Module):
-    """Raises in the forward or backward pass of micro-batch 1, or when its input is recomputed."""
-
-    def __init__(self, phase: str) -> None:
-        super().__init__()
-        self.phase = phase
-
-    def fail(self, *_: object) -> None:
-        raise BoomError
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x * 1
-        if int(x.detach()[0, 0]) == 1:
-            if self.phase == "forward":
-                self.fail()
-            if self.phase == "backward" and y.requires_grad:
-                y.register_hook(self.fail)
-        return y
-
-
-@every_schedule
-@every_mode
-@both_workers
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_what_failed_is_free(schedule, checkpoint, workers, phase):
-    held: list[weakref.ref[Tensor]] = []
-    layers = nn.Sequential(nn.Linear(1, 1), Fails(phase), nn.Linear(1, 1), nn.Linear(1, 1))
-    layers[0].weight.data.fill_(1), layers[0].bias.data.fill_(0)
-    for layer in layers:
-        layer.register_forward_pre_hook(lambda _layer, given: held.append(weakref.ref(given[0])))
-        layer.register_forward_hook(lambda _layer, _given, output: held.append(weakref.ref(output)))
-    pipe = scheduled(layers, [1] * 4, schedule, chunks=4, checkpoint=checkpoint, workers=workers)
-    with pytest.raises(BoomError):
-        pipe.step(torch.arange(4.0).unsqueeze(1), torch.ones(4), mean_loss)
-    ended()
-    # what autograd had yet to run stays in its queue until the next backward pass
-    torch.ones(1, requires_grad=True).sum().backward()
-    assert held
-    assert [each for each in held if each() is not None] == []
+        assert_same(train_step(pipe, x), train_step(plain, x))
+        torch.testing.assert_close(model[0].grads[-1], plain[0].grads[-1])
+        torch.testing.assert_close(model[0].outputs[-1].grad, plain[0].outputs[-1].grad)
