@@ -19,7 +19,8 @@ _TRACING = ("/torch/_higher_order_ops/", "/torch/_dynamo/convert_frame.py")
 _BESIDE = "using FX to symbolically trace"
 _NOTE = (
     "PyTorch must trace and compile in one thread at a time, got an error while it did so, perhaps beside other "
-    "partitions; use workers='never', or run the batch again: from now on partitions take turns."
+    "partitions; use workers='never', or run the batch again: from now on partitions take turns. If PyTorch "
+    "stays broken, begin a new process with workers='never'."
 )
 
 
