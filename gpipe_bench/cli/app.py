@@ -42,7 +42,7 @@ _COMMANDS: Final = {
     "compare": ("compare.compare", _RESULTS),
     "verify": ("verify.verify", _RESULTS),
     "report": ("report.report", _RESULTS),
-    "figure": ("figure.app", _RESULTS),
+    "figure": ("figure.figure", _RESULTS),
     "datapackage": ("datapackage.app", _RESULTS),
     "simulate-cells": ("simulations.simulate_cells", _INTERNAL),
     "simulate-published": ("simulations.simulate_published", _INTERNAL),

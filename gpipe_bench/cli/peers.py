@@ -1,4 +1,4 @@
-"""``peers run``, ``peers emulate`` and ``peers figure``."""
+"""``peers run`` and ``peers emulate``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from gpipe_bench.bench.peers.contenders import contenders_of
 from gpipe_bench.bench.peers.settings import QUICK, PeersSettings
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.cli.options import stem
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.util.files import check_writable
@@ -96,22 +95,6 @@ def _emulated(rows: Sequence[Row]) -> str:
     rates = [row.throughput_samples_per_s or 0.0 for row in rows]
     memory = f"{head.peak_reserved_gib or 0.0:.1f} GiB reserved"
     return f"{what} {median(rates):.1f} samples/s ({min(rates):.1f} to {max(rates):.1f}), {memory}"
-
-
-@app.command("figure")
-def figure(
-    rows: Annotated[Path, typer.Option(help="Table of rows.")],
-    out: Annotated[Path, stem("Path of the first figure without its suffix.")],
-) -> None:
-    """Draw two figures from the table alone: throughput of networks, and, as <out>_host, host time of tiny layers."""
-    from gpipe_bench.figures.host_time import host_time_figure
-    from gpipe_bench.figures.peers import peers_figure
-    from gpipe_bench.figures.race import read_race
-    from gpipe_bench.figures.style import draw
-
-    race = read_race(rows)
-    paths = [*draw(peers_figure, race, out), *draw(host_time_figure, race, out.with_name(f"{out.name}_host"))]
-    typer.echo(f"wrote {', '.join(map(str, paths))}")
 
 
 def _settings(changes: list[str] | None, start: PeersSettings) -> PeersSettings:

@@ -66,7 +66,7 @@ def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wro
     from gpipe_bench.figures.tables import is_race, read_rows
 
     if is_race(rows):
-        other = f"draw it with `peers figure --rows {rows}`, or compare two races with `compare`"
+        other = f"draw it with `figure peers --rows {rows}`, or compare two races with `compare`"
         raise ConfigError([f"rows must be those of an experiment, got the race of peers in {rows}; {other}"])
     print_summary(read_rows(rows, _TABLE_COLUMNS), result_files(rows))
 
@@ -84,9 +84,9 @@ def trace(
 
     A variant that failed, or is unsupported here, gives an empty trace with the reason.
     """
-    from gpipe_bench.bench.storage.trace import write_trace
     from gpipe_bench.figures.runs import choose_run
     from gpipe_bench.figures.tables import read_events, read_rows
+    from gpipe_bench.results.timeline import write_trace
 
     table = rows or events.with_name(events.name.replace("_events", "", 1))
     run = choose_run(read_events(events), read_rows(table, _TABLE_COLUMNS), variant, evidence)

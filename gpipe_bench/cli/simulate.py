@@ -112,8 +112,7 @@ def _layers(model: str, model_args: str) -> int:
 
 
 def _write(result: RawResult, trace: Path | None, rows: Path | None) -> None:
-    from gpipe_bench.bench.storage.trace import write_trace
-    from gpipe_bench.results.timeline import TimelineEvent
+    from gpipe_bench.results.timeline import TimelineEvent, write_trace
 
     row = result.row
     if trace is not None:

@@ -1,4 +1,4 @@
-"""``transparency run``, ``all``, ``collect`` and ``figure``."""
+"""``transparency run``, ``all`` and ``collect``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.transparency.settings import TransparencyCell, TransparencySettings
-from gpipe_bench.cli.options import Processes, complete, number, stem, tell
+from gpipe_bench.cli.options import Processes, complete, number, tell
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import nearest
@@ -95,18 +95,6 @@ def collect(
     from gpipe_bench.bench.transparency.verdict import Margins
 
     _say(collect_transparency(raw, out, Margins(margin, loss_margin)))
-
-
-@app.command("figure")
-def figure(
-    rows: Annotated[Path, typer.Option(help="Table of rows; its companions lie beside it.")],
-    out: Annotated[Path, stem("Path of the figure without its suffix.")],
-    model: Annotated[str, typer.Option(help="The model to draw.  [default: all, below each other]")] = "",
-) -> None:
-    """Draw losses, gradient differences, statistics and accuracies from the tables alone."""
-    from gpipe_bench.figures.transparency import draw_transparency
-
-    typer.echo(f"wrote {', '.join(map(str, draw_transparency(rows, out, model)))}")
 
 
 def _check_images() -> None:

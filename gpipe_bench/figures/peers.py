@@ -1,89 +1,135 @@
-"""Throughput of the engine and its peers as a figure: over the plain module's, beside the limit of a pipeline."""
+"""The race of peers: throughput over the plain loop's, beside the limit of a pipeline; host time of tiny layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.race import LOOKS, MODES, add_absent, add_head, present
-from gpipe_bench.figures.style import FAINT, FONT_PT, INK, RIGHT_IN, WIDTH_IN
+from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, note
+from gpipe_bench.figures.race import LOOKS, MODES, present, read_race, versions
+from gpipe_bench.figures.style import FAINT, INK, RULE
 from gpipe_bench.results.peer_rows import TINY
 from gpipe_bench.results.tables import plain_records
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_NAMES_IN: Final = 1.28
-_ROW_IN: Final = 0.125
+_LINE_IN: Final = 0.125
+_USUAL_CHUNKS: Final = 32
 
 
-def peers_figure(rows: pd.DataFrame) -> Figure:
-    """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
-    page = Page()
-    add_head(page, "Throughput of pipelines over the plain module", rows)
+@dataclass(frozen=True, slots=True)
+class _Contest:
+    """What one panel shows: some rows, a line for each of some contenders, and the limit that none should pass."""
+
+    rows: pd.DataFrame
+    names: Sequence[str]
+    title: str
+    label: tuple[str, str]
+    reach: float
+    limit: float | None
+    first: bool
+
+
+def _read(path: Path, _: Selection) -> pd.DataFrame:
+    return read_race(path)
+
+
+def _panels(rows: pd.DataFrame, width_in: float) -> Rows:
+    (head,) = plain_records(rows[rows["status"] == "ok"].head(1))
+    machine = f"{head['device']}, {head['cores'] or '?'} cores, torch {head['torch']}"
+    setting = "; ".join(filter(None, (machine, versions(rows))))
+    found: Rows = [heading("Pipelines side by side", [head["evidence"]], setting, width_in)]
     networks = rows[~rows["workload"].isin(TINY)]
-    for workload, own in networks.groupby("workload", sort=False):
-        _add_throughput(page, str(workload), own)
-    page.space(0.03)
     if len(networks):
-        page.paragraph("Medians of the rounds' ratios, bars 95% intervals; dashed: limit of GPipe and 1F1B.")
-    else:
-        page.paragraph("No network in this table.")
-    add_absent(page, networks)
-    return page.render()
+        found.append(_throughput(networks))
+    cells = rows[(rows["workload"] == "cells") & rows["ratio"].notna() & (rows["contender"] != rows["baseline"])]
+    if len(cells):
+        found.append(_host_time(cells))
+    failed = rows[rows["status"] != "ok"]
+    if absent := sorted({*(failed["contender"] + ": " + failed["status"])}):
+        found.append(note(f"Not everywhere: {', '.join(absent)}; the table has the reasons.", width_in))
+    return found
 
 
-def _add_throughput(page: Page, workload: str, rows: pd.DataFrame) -> None:
-    modes = [mode for mode in MODES if mode in set(rows["checkpoint"])]
-    names = present(rows)
-    height = _ROW_IN * len(names)
-    baseline = next(filter(None, rows["baseline"]), "")
-    head = rows.iloc[0]
-    setting = f"n = {head['partitions']}, m = {head['chunks']}"
-    limits = [value for mode in modes if (value := _limit(rows, mode)) is not None]
-    reach = max(1.0, *limits, *rows[["ratio", "ratio_high"]].max().dropna()) * 1.06
-
-    def body(frame: Frame) -> None:
-        title = f"Throughput over {baseline}, {workload}, {setting}" if baseline else f"{workload}: no baseline"
-        frame.text(0.06, 0.05, title, fontweight="bold")
-        width = (WIDTH_IN - _NAMES_IN - RIGHT_IN - 0.1 * (len(modes) - 1)) / len(modes)
-        for k, mode in enumerate(modes):
-            axes = frame.axes(_NAMES_IN + k * (width + 0.1), width, 0.36, height)
-            frame.text(_NAMES_IN + k * (width + 0.1), 0.2, f"checkpoint {mode}", color=FAINT)
-            _plot_throughput(axes, names, rows[rows["checkpoint"] == mode], _limit(rows, mode))
-            axes.set_xlim(0, reach)
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
-            axes.set_yticks(range(len(names)), names if k == 0 else [""] * len(names))
-            axes.tick_params(axis="y", length=0)
-
-    page.strip(0.36 + height + 0.2, body)
+def _throughput(rows: pd.DataFrame) -> Sequence[Panel]:
+    """A panel per network and checkpoint mode, with the same contenders in each."""
+    names, reach = present(rows), _reach(rows, *filter(None, (_limit(own) for _, own in rows.groupby("workload"))))
+    panels: list[Panel] = []
+    for (workload, mode), own in rows.groupby(["workload", "checkpoint"], sort=False):
+        baseline = next(filter(None, own["baseline"]), "")
+        title = f"{workload}, {mode}" if len(f"{workload}{mode}") < 14 else f"{workload},\n{mode}"
+        shown = _Contest(own, names, title, ("throughput", f"over {baseline}"), reach, _limit(own), not panels)
+        panels.append(Panel(_draw, shown, _LINE_IN * len(names)))
+    return panels
 
 
-def _limit(rows: pd.DataFrame, mode: str) -> float | None:
+def _host_time(rows: pd.DataFrame) -> Sequence[Panel]:
+    """A panel per number of partitions: host time per cell of tiny layers, a mark per checkpoint mode."""
+    chunks = min(rows["chunks"].unique(), key=lambda m: abs(m - _USUAL_CHUNKS))
+    rows = rows[rows["chunks"] == chunks]
+    names, reach = present(rows), _reach(rows)
+    panels: list[Panel] = []
+    for n, own in rows.groupby("partitions"):
+        label, title = ("host time", f"over {own['baseline'].iloc[0]}"), f"tiny layers, n={n}, m={chunks}"
+        panels.append(Panel(_draw, _Contest(own, names, title, label, reach, None, not panels), _LINE_IN * len(names)))
+    return panels
+
+
+def _reach(rows: pd.DataFrame, *limits: float) -> float:
+    return float(1.06 * max(1.0, *limits, *rows[["ratio", "ratio_high"]].max().dropna()))
+
+
+def _limit(rows: pd.DataFrame) -> float | None:
     """Throughput at the limit over that of the plain loop."""
-    loops = rows[(rows["checkpoint"] == mode) & (rows["contender"] == "loop")]
+    loops = rows[rows["contender"] == "loop"]
     limits = (loops["limit_samples_per_s"] / loops["throughput_samples_per_s"]).dropna()
     return float(limits.iloc[0]) if len(limits) else None
 
 
-def _plot_throughput(axes: Axes, names: Sequence[str], rows: pd.DataFrame, limit: float | None) -> None:
+def _draw(axes: Axes, contest: _Contest) -> None:
+    rows, names, limit = contest.rows, contest.names, contest.limit
+    axes.set_title(contest.title, fontsize="medium", pad=2)
     axes.axvline(1, color=INK, linewidth=0.4)
     if limit is not None:
         axes.axvline(limit, color=INK, linewidth=0.8, linestyle=(0, (3, 2)))
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    found = {row["contender"]: row for row in plain_records(rows)}
+    modes = [mode for mode in MODES if mode in set(rows["checkpoint"])]
     for y, name in enumerate(names):
-        row = found.get(name)
-        if row is None or row["ratio"] is None:
-            words = "" if row is None or row["status"] == "ok" else row["status"]
-            axes.text(0.05, y, words, va="center", color=FAINT, fontsize=FONT_PT)
-            continue
-        colour, _, marker = LOOKS[name]
-        if row["ratio_low"] is not None:
-            axes.plot([row["ratio_low"], row["ratio_high"]], [y, y], color=colour)
-        axes.plot(row["ratio"], y, linestyle="none", marker=marker, color=colour, markersize=3.4)
+        for row in plain_records(rows[rows["contender"] == name]):
+            place = y + 0.28 * (modes.index(row["checkpoint"]) - (len(modes) - 1) / 2)
+            if row["ratio"] is None:
+                words = "" if row["status"] == "ok" else row["status"]
+                axes.text(0.05, y, words, va="center_baseline", color=FAINT)
+                continue
+            colour, _, marker = LOOKS[name]
+            if row["ratio_low"] is not None:
+                axes.plot([row["ratio_low"], row["ratio_high"]], [place, place], color=colour)
+            size = 3.4 / len(modes) ** 0.3
+            axes.plot(row["ratio"], place, linestyle="none", marker=marker, color=colour, markersize=size)
+        if y:
+            axes.axhline(y - 0.5, linewidth=0.2, color=RULE, zorder=0)
+    axes.set(xlim=(0, contest.reach), ylim=(len(names) - 0.5, -0.5))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axes.set_yticks(range(len(names)), names if contest.first else [""] * len(names))
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(contest.label[1])
+    axes.set_ylabel(contest.label[0] if contest.first else "")
+
+
+PEERS: Final = Figure(
+    name="peers",
+    caption=(
+        "Above: throughput of this engine and of other pipelines over a plain loop of micro-batches; dashed: the limit "
+        "of GPipe and 1F1B. Below, of tiny layers: host time per micro-batch and partition, less is better, "
+        "for checkpoint never, except_last and always from top to bottom. Medians of the rounds, with 95 % intervals."
+    ),
+    sources=("",),
+    read=_read,
+    panels=_panels,
+    width_in=PAGE_IN,
+)

@@ -1,4 +1,4 @@
-"""What the figures of the race share: the table, the looks of the contenders, the head of the page."""
+"""The race of peers in figures: its table, and the looks of the contenders."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.page import Page
 from gpipe_bench.figures.style import FAINT, OKABE_ITO
 from gpipe_bench.results.peer_rows import PeerRow
-from gpipe_bench.results.tables import plain_records, read_table
+from gpipe_bench.results.tables import read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,26 +59,12 @@ def read_race(rows_csv: Path) -> pd.DataFrame:
     return rows
 
 
-def add_head(page: Page, title: str, rows: pd.DataFrame) -> None:
-    """Add the title, and the machine and packages of the race."""
-    (head,) = plain_records(rows[rows["status"] == "ok"].head(1))
-    page.heading(title, head["evidence"])
-    cores = f"{head['cores'] or '?'} cores"
-    page.paragraph(f"{head['device']}, {cores}, torch {head['torch']}; {_versions(rows)}", colour=FAINT)
-
-
-def add_absent(page: Page, rows: pd.DataFrame) -> None:
-    """Add who could not take part everywhere."""
-    failed = rows[rows["status"] != "ok"]
-    if absent := sorted({*(failed["contender"] + ": " + failed["status"])}):
-        page.paragraph(f"Not everywhere here: {', '.join(absent)}; the table has the reasons.", colour=FAINT)
+def versions(rows: pd.DataFrame) -> str:
+    """The other packages of a race with their versions."""
+    peers = rows[rows["package"].isin(["torchgpipe", "fairscale"])].groupby("package", sort=False)["package_version"]
+    return ", ".join(f"{name} {version or '-'}" for name, version in peers.last().items())
 
 
 def present(rows: pd.DataFrame) -> list[str]:
     """Contenders with a row, in the order of the legend."""
     return [name for name in LOOKS if name in set(rows["contender"])]
-
-
-def _versions(rows: pd.DataFrame) -> str:
-    peers = rows[rows["package"].isin(["torchgpipe", "fairscale"])].groupby("package", sort=False)["package_version"]
-    return ", ".join(f"{name} {version or '-'}" for name, version in peers.last().items())

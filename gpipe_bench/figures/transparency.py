@@ -1,25 +1,37 @@
-"""Transparency as a figure: losses, gradients, running statistics and accuracies, with and without the pipeline."""
+"""Training with and without the pipeline: gradients, and what the last loss and the accuracy say of a difference.
+
+Arms of which a claim is the same to the bit share a line: a pipeline computes the same in every checkpoint mode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.claims import ARM_STYLES, add_claims
-from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import FAINT, RIGHT_IN, RULE, WIDTH_IN, draw
+from gpipe_bench.figures.base import Figure, Panel, Rows, Selection, across, heading, legend, note
+from gpipe_bench.figures.style import INK, OKABE_ITO, RULE
 from gpipe_bench.results.tables import plain_records, read_table
-from gpipe_bench.results.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow
+from gpipe_bench.results.transparency_rows import (
+    CLAIM_COLUMNS,
+    LAYER_COLUMNS,
+    STEP_COLUMNS,
+    TransparencyRow,
+    arm_label,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_LEFT_IN: Final = 0.55
+_TO: Final = ("plain", "accumulated")
+"""What gradients are compared with: the plain model, and micro-batches whose gradients add up without a pipeline."""
+
 _FLOOR: Final = 1e-18
 _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "": TransparencyRow.columns(),
@@ -33,21 +45,28 @@ _LAST_KEY: Final = {"_steps": "step", "_layers": "layer", "_verdict": "reference
 Tables = Mapping[str, "pd.DataFrame"]
 
 
-def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[Path]:
-    """Draw the tables of the transparency experiment.
+ARM_STYLES: Final[dict[str, tuple[str, Any, str]]] = {
+    "plain": (OKABE_ITO["black"], "-", "o"),
+    "accumulated": (OKABE_ITO["orange"], "--", "^"),
+    "always": (OKABE_ITO["vermilion"], "-", "v"),
+    "except_last": (OKABE_ITO["purple"], "--", "s"),
+    "never": (OKABE_ITO["sky"], ":", "D"),
+    "deferred": (OKABE_ITO["blue"], "-", "o"),
+}
+"""Colour, line and marker of the arms that are told apart; each differs from the others in two of them."""
 
-    Args:
-        rows_csv: table of rows; ``_steps``, ``_layers`` and ``_verdict`` lie beside it.
-        out_stem: path of the figure without its suffix.
-        model: the one to draw; all of them by default.
+_NAMES: Final = {
+    "loss_last_to_plain": "training loss of the last step",
+    "accuracy_fraction": "accuracy, evaluation",
+    "accuracy_batch_fraction": "accuracy, norms by held-out batch",
+    "iou_fraction": "intersection over union",
+}
 
-    Returns:
-        The paths written: SVG, PDF, PNG.
+_VALUES: Final = ("estimate", "low", "high", "verdict")
 
-    Raises:
-        ConfigError: a table cannot be read or lacks a column, or there is no such model; all such problems.
-        OutputError: the figure cannot be written.
-    """
+
+def _read(rows_csv: Path, selection: Selection) -> Tables:
+    """The four tables of the experiment, or what they have of one model."""
     tables: dict[str, pd.DataFrame] = {}
     problems: list[str] = []
     for suffix, columns in _COLUMNS.items():
@@ -60,121 +79,140 @@ def draw_transparency(rows_csv: Path, out_stem: Path, model: str = "") -> list[P
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    known = tables[""]["model"].unique()
+    model, known = selection.model, tables[""]["model"].unique()
     if model and model not in known:
         raise ConfigError([f"model must be one of {', '.join(known)}, got {model!r}; use one of them"])
     if model:
         tables = {name: table[table["model"] == model] for name, table in tables.items()}
     if not any(tables[""]["status"] == "ok"):
         raise ConfigError([f"table must have a row that is ok, got none in {rows_csv}; read their reasons"])
-    return draw(transparency_figure, tables, out_stem)
+    return tables
 
 
-def transparency_figure(tables: Tables) -> Figure:
-    """The figure of some tables, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
-    page = Page()
+def _panels(tables: Tables, width_in: float) -> Rows:
     good = tables[""][tables[""]["status"] == "ok"]
-    for k, model in enumerate(good["model"].unique()):
-        if k:
-            page.space(0.15)
-        _add_model(page, model, {name: table[table["model"] == model] for name, table in tables.items()})
-    return page.render()
+    models = good["model"].unique()
+    return across(
+        _model(model, {name: table[table["model"] == model] for name, table in tables.items()}, width_in)
+        for model in models
+    )
 
 
-def _add_model(page: Page, model: str, tables: Tables) -> None:
+def _model(model: str, tables: Tables, width_in: float) -> Rows:
     rows = tables[""]
     (head,) = plain_records(rows[rows["status"] == "ok"].head(1))
-    page.heading(f"{model}: training with and without the pipeline", head["evidence"])
     seeds = len(rows["seed"].unique())
     setting = f"batch {head['batch_size']}, {head['chunks']} chunks, {head['partitions']} partitions, {seeds} seeds"
-    page.paragraph(f"{head['data']}; {head['model_args'].replace(';', ', ')}; {setting}", colour=FAINT)
+    setting = f"{head['data']}; {head['model_args'].replace(';', ', ')}; {setting}"
     steps, layers, claims = (
         table[(table["precision"] == "float32") & (table["normalisation"] == "batch")]
         for table in (tables["_steps"], tables["_layers"], tables["_verdict"])
     )
-    _strip(page, "Training loss", lambda axes: _losses(axes, steps), 0.7)
-    _strip(page, "Gradient difference at each step (relative)", lambda axes: _gradients(axes, steps), 0.65)
-    if len(layers):
-        title = "Running variance after step 1, difference to plain"
-        _strip(page, title, lambda axes: _statistics(axes, layers), 0.75)
     # Without running statistics there is nothing to defer: the runs that ask for it repeat the others.
-    add_claims(page, claims if len(layers) else claims[~claims["deferred_batch_norm"].fillna(False)])
-    page.space(0.04)
-    if layers.empty:
-        page.paragraph("No batch normalisation in this model: deferring it changes nothing, and is left out.")
-    reading = "Lines: medians of the seeds; thin: each. Bars: 95% intervals of paired differences; grey: margin."
-    page.paragraph(f"{reading} 'pipeline': all checkpoint modes, the same to the bit.")
+    claims = claims if len(layers) else claims[~claims["deferred_batch_norm"].fillna(False)]
+    title = f"{model}: training with and without the pipeline"
+    words = "No batch normalisation in this model: deferring it changes nothing, and is left out."
+    return [
+        heading(title, [head["evidence"]], setting, width_in),
+        note("Gradients of the pipeline, difference at each step:", width_in, colour=INK, bold=True),
+        [Panel(_gradients, steps, 0.75)],
+        legend([_handle(style, f"to {style} {'micro-batches' if style != 'plain' else ''}") for style in _TO], 2),
+        *_claims(claims, width_in),
+        *([note(words, width_in)] if layers.empty else []),
+    ]
 
 
-def _strip(page: Page, title: str, plot: Callable[[Axes], None], height_in: float) -> None:
-    def body(frame: Frame) -> None:
-        frame.text(0.06, 0.06, title, fontweight="bold")
-        axes = frame.axes(_LEFT_IN, WIDTH_IN - _LEFT_IN - RIGHT_IN, 0.36, height_in)
-        axes.grid(axis="y", linewidth=0.3, color=RULE)
-        axes.set_axisbelow(True)
-        plot(axes)
-        handles, labels = axes.get_legend_handles_labels()
-        columns = max(len(labels), 1)
-        axes.legend(
-            handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 0.97), ncols=columns, borderpad=0,
-            columnspacing=0.8, handlelength=1.5, handletextpad=0.3, borderaxespad=0.1,
-        )  # fmt: skip
+def _claims(claims: pd.DataFrame, width_in: float) -> Rows:
+    """A panel for each quantity in which arms are compared with the plain model."""
+    present = [name for name in _NAMES if name in set(claims["quantity"])]
+    if "iou_fraction" in present and "accuracy_batch_fraction" in present:
+        present.remove("accuracy_batch_fraction")
+    # One seed gives no interval: the estimate stands for both of its ends.
+    ends = {end: claims[end].fillna(claims["estimate"]) for end in ("low", "high")}
+    found: Rows = []
+    for name in present:
+        own = claims.assign(**ends)[claims["quantity"] == name]
+        lines = _lines(own)
+        reach = max(own["margin"].iloc[0], *own[["low", "high"]].abs().max()) * 1.15
+        draw = partial(_draw_claims, reach=reach)
+        found.append(note(f"Minus plain: {_NAMES[name]}", width_in, colour=INK, bold=True))
+        found.append([Panel(draw, lines, 0.125 * len(lines) + 0.06)])
+    return found
 
-    page.strip(0.36 + height_in + 0.33, body)
+
+def _draw_claims(axes: Axes, lines: Mapping[str, Mapping[str, Any]], reach: float) -> None:
+    margin = next(iter(lines.values()))["margin"]
+    axes.axvspan(-margin, margin, color="#E8E8E8", linewidth=0)
+    axes.axvline(0, color=INK, linewidth=0.4)
+    for y, claim in enumerate(lines.values()):
+        colour, _, marker = ARM_STYLES[_style(claim)]
+        axes.plot([claim["low"], claim["high"]], [y, y], color=colour)
+        axes.plot(claim["estimate"], y, marker, color=colour, markersize=3.2)
+        axes.text(1.02, y, claim["verdict"], transform=axes.get_yaxis_transform(), va="center_baseline")
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(-reach, reach), ylim=(len(lines) - 0.5, -0.5))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, symmetric=True))
 
 
-def _line(
-    axes: Axes, records: pd.DataFrame, xy: tuple[str, str], style: str, label: str, *, beneath: bool = False
-) -> None:
-    """Draw the median over seeds; ``beneath``: broad, to be seen where another line lies on it."""
-    x, y = xy
+def _lines(claims: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """A claim per line by its label."""
+    modes = len(claims["checkpoint"][claims["arm"] == "pipeline"].unique())
+    both = bool(claims["deferred_batch_norm"].any())
+    alike = claims.groupby(["arm", "deferred_batch_norm", *_VALUES], sort=False, dropna=False)
+    return {_label(own, modes, both=both): plain_records(own.head(1))[0] for _, own in alike}
+
+
+def _label(claims: pd.DataFrame, modes: int, *, both: bool) -> str:
+    """The arm; a pipeline by its checkpoint modes unless they are all alike, and by deferral where some defer."""
+    (head,) = plain_records(claims.head(1))
+    if head["arm"] != "pipeline":
+        return arm_label(head["arm"], "", "")
+    kind = ", deferred" if head["deferred_batch_norm"] else ", not deferred" if both else ""
+    return ("pipeline" if len(claims) == modes > 1 else ", ".join(claims["checkpoint"])) + kind
+
+
+def _style(claim: Mapping[str, Any]) -> str:
+    if claim["arm"] != "pipeline":
+        return str(claim["arm"])
+    return "deferred" if claim["deferred_batch_norm"] else str(claim["checkpoint"])
+
+
+def _handle(style: str, label: str) -> Line2D:
     colour, dash, marker = ARM_STYLES[style]
-    by_seed = records.pivot_table(index=x, columns="seed", values=y, aggfunc="first").clip(lower=_FLOOR)
-    places = [int(place) for place in by_seed.index]
-    if x == "step":
-        for seed in by_seed:
-            axes.plot(places, by_seed[seed], color=colour, linewidth=0.3, alpha=0.5)
-    every = max(1, len(places) // 8)
-    width, size = (2.4, 4.0) if beneath else (0.9, 2.4)
-    axes.plot(
-        places, by_seed.median(axis=1), color=colour, linestyle=dash, linewidth=width,
-        marker=marker, markersize=size, markevery=every, label=label,
-    )  # fmt: skip
-
-
-def _of(records: pd.DataFrame, arm: str, checkpoint: str = "", *, deferred: bool = False) -> pd.DataFrame:
-    own = (records["arm"] == arm) & (records["checkpoint"] == checkpoint)
-    return records[own & (records["deferred_batch_norm"].fillna(False) == deferred)]
-
-
-def _losses(axes: Axes, steps: pd.DataFrame) -> None:
-    _line(axes, _of(steps, "plain"), ("step", "loss"), "plain", "plain", beneath=True)
-    _line(axes, _of(steps, "accumulated"), ("step", "loss"), "accumulated", "accumulated micro-batches", beneath=True)
-    _line(axes, _of(steps, "pipeline", "except_last", deferred=True), ("step", "loss"), "deferred", "pipeline")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("step")
+    return Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=2.4, label=label)
 
 
 def _gradients(axes: Axes, steps: pd.DataFrame) -> None:
-    pipeline = _of(steps, "pipeline", "except_last", deferred=True)
-    _line(axes, pipeline, ("step", "gradient_difference_plain"), "plain", "to plain")
-    _line(axes, pipeline, ("step", "gradient_difference_accumulated"), "accumulated", "to accumulated micro-batches")
+    """Difference of the gradients from each reference: median over seeds, and each seed as a thin line."""
+    own = (steps["arm"] == "pipeline") & (steps["checkpoint"] == "except_last")
+    records = steps[own & steps["deferred_batch_norm"].fillna(False)]
+    for style in _TO:
+        column = f"gradient_difference_{style}"
+        by_seed = records.pivot_table(index="step", columns="seed", values=column, aggfunc="first").clip(lower=_FLOOR)
+        for seed in by_seed:
+            axes.plot(by_seed.index, by_seed[seed], color=ARM_STYLES[style][0], linewidth=0.3, alpha=0.5)
+        line = _handle(style, "")
+        line.set_data(by_seed.index, by_seed.median(axis=1))
+        line.set_markevery(max(1, len(by_seed) // 8))
+        axes.add_line(line)
     axes.set_yscale("log")
     axes.set_ylim(_FLOOR / 10, 1e3)
     axes.set_yticks([_FLOOR, 1e-12, 1e-6, 1], ["exact 0", "1e-12", "1e-6", "1"])
     axes.minorticks_off()
+    axes.grid(axis="y", linewidth=0.3, color=RULE)
+    axes.set_ylabel("relative\ndifference")
     axes.set_xlabel("step")
 
 
-def _statistics(axes: Axes, layers: pd.DataFrame) -> None:
-    first = layers[layers["step"] == 0]
-    for mode in ("always", "except_last", "never"):
-        records = _of(first, "pipeline", mode)
-        _line(axes, records, ("layer", "variance_difference"), mode, mode)
-    records = _of(first, "pipeline", "except_last", deferred=True)
-    _line(axes, records, ("layer", "variance_difference"), "deferred", "deferred")
-    axes.set_yscale("log")
-    axes.set_ylim(1e-8, 10)
-    axes.set_yticks([1e-8, 1e-6, 1e-4, 1e-2, 1], ["1e-8", "1e-6", "1e-4", "1e-2", "1"])
-    axes.minorticks_off()
-    axes.set_xlabel("layer, from the image on (modes: not deferred)")
+TRANSPARENCY: Final = Figure(
+    name="transparency",
+    caption=(
+        "Training with and without the pipeline, on the same images and from the same weights: largest difference of "
+        "the gradients in each step, then loss and accuracy minus those of the plain model, with 95 % intervals of "
+        "paired differences; grey: margin of equivalence. 'pipeline': all checkpoint modes, the same to the bit."
+    ),
+    sources=("", "_steps", "_layers", "_verdict"),
+    read=_read,
+    panels=_panels,
+)

@@ -7,8 +7,8 @@ The evidence stands in the path, so that no file of a simulated number goes with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,25 +22,35 @@ COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdi
 
 _EVIDENCE: Final = ("simulated", "emulated", "measured")
 _TRAINED: Final = ("amoebanet-d", "unet")
+_KINDS: Final = {"speed": "tables", "memory": "tables", "sweep": "sweep", "advice": "advice"}
+"""The figure of a table by the beginning of its name."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceFigure:
-    """One figure.
+class DrawnFigure:
+    """One figure of one table.
 
     Attributes:
-        kind: how it is drawn: the command of ``python -m gpipe_bench figure``, ``transparency`` or ``peers``.
+        kind: its name in ``gpipe-bench figure``.
         table: its rows.
-        place: folder of its files below the folder of all figures, such as ``simulated-p40``.
         name: of the files, without suffix.
+        evidence: the kind that it is of.
         model: of the rows that are drawn; empty for all.
+        place: folder of its files below the folder of all figures, such as ``simulated-p40``; empty for a run.
     """
 
     kind: str
     table: Path
-    place: str
     name: str
+    evidence: str
     model: str = ""
+    place: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The words after ``gpipe-bench figure`` that draw it, but for the place of its files."""
+        model = ["--model", self.model] if self.model else []
+        return [self.kind, "--rows", str(self.table), "--evidence", self.evidence, *model]
 
     def paths(self, out: Path) -> list[Path]:
         """The files below ``out``."""
@@ -58,34 +68,61 @@ def reference_companions(name: str, folder: Path = REFERENCE) -> list[Path]:
     return sorted(path for evidence in _EVIDENCE for path in folder.glob(f"{evidence}/*/{name}.csv"))
 
 
-def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:
+def reference_figures(folder: Path = REFERENCE) -> list[DrawnFigure]:
     """The figures of all reference tables, sorted.
 
-    Emulated cells of a sweep have none: they are too few for a map.
+    Of the sweeps those that are simulated: the cells that are emulated or measured are too few for a map.
     """
-    figures = [figure for table in reference_tables(folder) for figure in _figures(table)]
-    return [one for one in figures if not (one.kind in ("sweep", "why") and one.place.startswith("emulated"))]
+    found = []
+    for table in reference_tables(folder):
+        evidence, place = table.parent.parent.name, f"{table.parent.parent.name}-{table.parent.name}"
+        own = figures_of(table, evidence, published=evidence != "measured")
+        found += [
+            replace(one, place=place) for one in own if one.kind not in ("sweep", "why") or evidence == "simulated"
+        ]
+    return found
 
 
-def _figures(table: Path) -> Iterator[ReferenceFigure]:
-    place = f"{table.parent.parent.name}-{table.parent.name}"
-    virtual = table.parent.parent.name in ("simulated", "emulated")
-    if table.stem == "ablation":
-        yield ReferenceFigure("ablation", table, place, "ablation")
-        if virtual:
-            yield ReferenceFigure("shares", table, place, "ablation_shares")
-            if table.with_name("ablation_events.csv").is_file():
-                yield ReferenceFigure("timelines", table, place, "ablation_timelines")
-    elif table.stem in ("speed", "memory"):
-        yield ReferenceFigure("tables", table, place, table.stem)
-    elif table.stem.startswith("sweep_"):
-        yield ReferenceFigure("sweep", table, place, table.stem)
-        yield ReferenceFigure("why", table, place, table.stem.replace("sweep_", "why_", 1))
-    elif table.stem.startswith("advice"):
-        yield ReferenceFigure("advice", table, place, table.stem)
-    elif table.stem == "peers":
-        yield ReferenceFigure("peers", table, place, "peers")
-        yield ReferenceFigure("host", table, place, "peers_host")
-    elif table.stem == "transparency":
-        for model in _TRAINED:
-            yield ReferenceFigure("transparency", table, place, f"transparency_{model}", model)
+def figures_of(table: Path, evidence: str, *, published: bool = True) -> list[DrawnFigure]:
+    """The figures of what a table has of one kind of evidence; named like it, or like a part of its name.
+
+    Args:
+        table: its path.
+        evidence: the kind.
+        published: whether an ablation has published variants of this kind, which alone have shares and timelines.
+    """
+    name = table.stem
+    if name == "ablation":
+        more = ("shares", "timelines") if published else ()
+        return [
+            DrawnFigure(name, table, name, evidence),
+            *(DrawnFigure(kind, table, f"{name}_{kind}", evidence) for kind in more),
+        ]
+    if name == "peers":
+        return [DrawnFigure(name, table, name, evidence)]
+    if name == "transparency":
+        return [DrawnFigure(name, table, f"{name}_{model}", evidence, model) for model in _TRAINED]
+    kind = next((kind for start, kind in _KINDS.items() if name == start or name.startswith(f"{start}_")), "")
+    found = [DrawnFigure(kind, table, name, evidence)] if kind else []
+    return [*found, DrawnFigure("why", table, name.replace("sweep", "why", 1), evidence)] if kind == "sweep" else found
+
+
+def run_name(name: str, evidence: str) -> str:
+    """The name of the files of a figure in a run: it ends with the evidence."""
+    return name if name.endswith(f"_{evidence}") else f"{name}_{evidence}"
+
+
+def run_figures(tables: Mapping[str, Sequence[str]], published: Sequence[str]) -> dict[str, DrawnFigure]:
+    """The figures of a run by the names of their files, which end with the evidence.
+
+    Args:
+        tables: the kinds of evidence that each table of the run has, by its name.
+        published: the kinds of evidence of which the ablation has published variants.
+    """
+    drawn = {}
+    for name, kinds in tables.items():
+        for kind in kinds:
+            for one in figures_of(Path("results") / f"{name}.csv", kind, published=kind in published):
+                found = replace(one, name=run_name(one.name, kind))
+                drawn[found.name] = found
+    return drawn

@@ -17,7 +17,7 @@ from tests.workflow.checkouts import checkout, snakemake_in
 FEW = [name for name in CONTENDERS if not name.endswith("-threads")]
 OUTPUTS = [
     *(f"results/peers{name}.csv" for name in ("", "_ratios", "_steps")),
-    *(f"figures/peers{part}.{suffix}" for part in ("", "_host") for suffix in ("pdf", "png", "svg")),
+    *(f"figures/peers_measured.{suffix}" for suffix in ("pdf", "png", "svg")),
 ]
 
 

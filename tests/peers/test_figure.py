@@ -5,17 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pandas as pd
 import pytest
 
 from gpipe_bench.bench.peers.contenders import CONTENDERS
 from gpipe_bench.bench.peers.tables import write_race
-from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.host_time import host_time_figure
-from gpipe_bench.figures.peers import peers_figure
+from gpipe_bench.figures.peers import PEERS
 from gpipe_bench.figures.race import LOOKS, read_race
-from gpipe_bench.figures.style import draw, drawing
+from gpipe_bench.figures.style import drawing
 from gpipe_bench.results.peer_rows import PeerRow
 from gpipe_bench.results.tables import csv_text, read_table
 from tests.peers.cases_of import outcome, raced, tiny_cells, tiny_unet
@@ -45,47 +42,25 @@ def read(path):
     return read_table(path, records=PeerRow)
 
 
-def texts(figure):
-    found = [text.get_text() for text in figure.texts]
+def texts(rows):
+    """What the figure of some rows says."""
+    with drawing():
+        figure = PEERS.canvas(rows)
+    found = []
     for axes in figure.axes:
-        found += [text.get_text() for text in axes.texts]
-        found += [label.get_text() for label in axes.get_yticklabels()]
-        legend = axes.get_legend()
-        found += [] if legend is None else [text.get_text() for text in legend.get_texts()]
+        found += [text.get_text() for text in (*axes.texts, *axes.get_yticklabels(), axes.title, axes.xaxis.label)]
     return found
 
 
-def test_combinations_are_a_line_per_backward_mode(table, tmp_path):
-    done = []
-    for seconds, variant in ((0.01, "baseline"), (0.02, "dep-x-ptl")):
-        case = tiny_cells(workload="combinations", variant=variant)
-        done.append(raced(case, [outcome(case, "engine-autograd", [seconds]), outcome(case, "torchgpipe", [0.04])]))
-    write_race(done, FACTS, 1e-4, tmp_path / "combinations.csv", "{}")
-    with drawing():
-        figure = host_time_figure(pd.concat([read(table), read(tmp_path / "combinations.csv")]))
-    assert "engine-autograd, 2 combinations: 0.25 to 0.50 of torchgpipe's." in texts(figure)
-
-
-@pytest.mark.parametrize("machine", ["2x-amd-epyc", "1x-nvidia-h100-80gb-hbm3"])
-def test_the_legend_is_as_wide_as_the_page_at_most(machine):
-    with drawing():
-        figure = host_time_figure(read(REFERENCE_FOLDER / "measured" / machine / "peers.csv"))
-        (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
-        assert legend.get_window_extent(figure.canvas.get_renderer()).x1 <= figure.bbox.x1
-
-
-@pytest.mark.parametrize("figure_of", [peers_figure, host_time_figure])
-def test_files_are_drawn_and_drawn_alike_without_torch(table, tmp_path, figure_of):
-    paths = draw(figure_of, read_race(table), tmp_path / "first")
+def test_files_are_drawn_alike_and_without_torch(table, tmp_path):
+    paths = PEERS.draw(table, tmp_path / "first")
     assert [path.suffix for path in paths] == [".svg", ".pdf", ".png"]
     program = f"""
 import sys
 from pathlib import Path
 sys.modules["torch"] = None
-from {figure_of.__module__} import {figure_of.__name__}
-from gpipe_bench.figures.race import read_race
-from gpipe_bench.figures.style import draw
-draw({figure_of.__name__}, read_race(Path({str(table)!r})), Path({str(tmp_path / "second")!r}))
+from gpipe_bench.figures.peers import PEERS
+PEERS.draw(Path({str(table)!r}), Path({str(tmp_path / "second")!r}))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -95,30 +70,18 @@ draw({figure_of.__name__}, read_race(Path({str(table)!r})), Path({str(tmp_path /
 
 
 def test_what_the_figure_says(table):
-    with drawing():
-        said = texts(peers_figure(read(table)))
+    said = texts(read(table))
     assert "measured" in said
     for name, contender in CONTENDERS.items():
-        assert (name in said) == contender.runs("unet")
+        assert (name in said) == (contender.runs("unet") or contender.runs("cells"))
     assert "skipped" in said
-    assert any(text.startswith("Throughput over loop, unet, n = 2, m = 4") for text in said)
-    assert any("checkpoint always" in text for text in said)
-
-
-def test_what_the_figure_of_tiny_layers_says(table):
-    with drawing():
-        said = texts(host_time_figure(read(table)))
-    assert "measured" in said
-    assert "Time per cell of tiny layers, µs; checkpoint never" in said
-    assert "checkpoint always" in said
-    for name, contender in CONTENDERS.items():
-        assert (name in said) == (contender.runs("cells") and not name.endswith("-threads"))
-    assert "Not everywhere here: fairscale: skipped; the table has the reasons." in said
+    assert {"unet, always", "unet, never", "over loop", "tiny layers, n=2, m=4"} <= set(said)
+    assert "Not everywhere: fairscale: skipped; the table has the reasons." in said
 
 
 def test_the_limit_is_drawn(table):
     with drawing():
-        figure = peers_figure(read(table))
+        figure = PEERS.canvas(read(table))
     loop = read(table).query("workload == 'unet' and contender == 'loop'").iloc[0]
     limit = loop["limit_samples_per_s"] / loop["throughput_samples_per_s"]
     assert limit == pytest.approx(8 / 5)
@@ -134,15 +97,12 @@ def test_everybody_looks_different():
 
 def test_tables_without_cells_or_without_networks(table):
     rows = read(table)
-    with drawing():
-        assert "No network in this table." in texts(peers_figure(rows[rows["workload"] == "cells"]))
-        assert "No tiny layers in this table." in texts(host_time_figure(rows[rows["workload"] != "cells"]))
+    assert not any(text.startswith("unet") for text in texts(rows[rows["workload"] == "cells"]))
+    assert not any(text.startswith("tiny") for text in texts(rows[rows["workload"] != "cells"]))
 
 
 def test_without_the_plain_loop_there_is_no_limit(table):
-    with drawing():
-        said = texts(peers_figure(read(table).query("contender == 'torchgpipe'")))
-    assert "torchgpipe" in said
+    assert "torchgpipe" in texts(read(table).query("contender == 'torchgpipe'"))
 
 
 def test_a_table_with_nothing_to_draw_is_refused(table, tmp_path):

@@ -165,7 +165,7 @@ def test_a_race_can_be_taken_into_the_reference_results(tmp_path):
     assert check_folder(tmp_path / "reference") == []
     taken = sorted(path.name for path in (tmp_path / "reference" / "measured" / "2x-some-cpu").iterdir())
     assert taken == ["peers.csv", "peers_configurations.csv", "peers_ratios.csv", "peers_steps.csv"]
-    assert [figure.name for figure in reference_figures(tmp_path / "reference")] == ["peers", "peers_host"]
+    assert [figure.name for figure in reference_figures(tmp_path / "reference")] == ["peers"]
 
 
 def test_tables_have_the_columns_of_the_schema(tmp_path):

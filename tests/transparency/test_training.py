@@ -20,7 +20,7 @@ from gpipe_bench.bench.transparency.run import collect_transparency, run_seeds, 
 from gpipe_bench.bench.transparency.settings import TransparencyCell, TransparencySettings
 from gpipe_bench.bench.transparency.verdict import Margins
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.transparency import draw_transparency
+from gpipe_bench.figures.transparency import TRANSPARENCY
 from gpipe_bench.util.processes import FORKS
 from tests.processes import apart
 
@@ -97,14 +97,14 @@ def test_from_cell_to_figure(tmp_path, unet):
     exact = [v["verdict"] for v in found if v["quantity"] == "gradient_difference_accumulated_largest"]
     assert exact
     assert set(exact) == {"exact"}
-    first = [path.read_bytes() for path in draw_transparency(tmp_path / "t.csv", tmp_path / "f")]
-    assert first == [path.read_bytes() for path in draw_transparency(tmp_path / "t.csv", tmp_path / "f")]
+    first = [path.read_bytes() for path in TRANSPARENCY.draw(tmp_path / "t.csv", tmp_path / "f")]
+    assert first == [path.read_bytes() for path in TRANSPARENCY.draw(tmp_path / "t.csv", tmp_path / "f")]
 
 
 def test_a_table_of_another_kind_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text("workload,contender,ratio\nunet,loop,1.0\n")
     with pytest.raises(ConfigError, match=r"columns of .*t\.csv must include .*arm"):
-        draw_transparency(tmp_path / "t.csv", tmp_path / "f")
+        TRANSPARENCY.draw(tmp_path / "t.csv", tmp_path / "f")
 
 
 def trained_by_many_and_by_one():

@@ -2,10 +2,10 @@
 
 
 rule peers:
-    """Host time, throughput, memory and gradients of the engine and its peers, and the figures."""
+    """Host time, throughput, memory and gradients of the engine and its peers, and the figure."""
     input:
         expand("results/peers{table}.csv", table=["", "_steps", "_ratios", "_configurations"]),
-        expand("figures/peers{part}.{suffix}", part=["", "_host"], suffix=["svg", "pdf", "png"]),
+        PLAN.pictures("peers"),
 
 
 rule race_peers:
@@ -28,35 +28,3 @@ rule race_peers:
         torch=version("torch"),
     shell:
         "python -m gpipe_bench peers run {params.settings:q} --out {output.rows:q} > {log:q} 2>&1"
-
-
-rule figure_peers:
-    """Draw throughput beside the limit, and host time per cell."""
-    input:
-        rows="results/peers.csv",
-    output:
-        svg=report(
-            ensure("figures/peers.svg", non_empty=True),
-            caption="../report/peers.rst",
-            category="Peers",
-            labels={"figure": "throughput of pipelines over the plain module", "evidence": "measured"},
-        ),
-        pdf=ensure("figures/peers.pdf", non_empty=True),
-        png=ensure("figures/peers.png", non_empty=True),
-        host=report(
-            ensure("figures/peers_host.svg", non_empty=True),
-            caption="../report/peers_host.rst",
-            category="Peers",
-            labels={"figure": "host time of pipelines and the plain module", "evidence": "measured"},
-        ),
-        host_pdf=ensure("figures/peers_host.pdf", non_empty=True),
-        host_png=ensure("figures/peers_host.png", non_empty=True),
-    log:
-        "logs/figure_peers.log",
-    conda:
-        "../envs/gpipe_bench.yaml"
-    params:
-        stem=subpath(output.svg, strip_suffix=".svg"),
-        sources=source_digest("gpipe_bench.figures"),
-    shell:
-        "python -m gpipe_bench peers figure --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"

@@ -8,11 +8,7 @@ rule transparency:
             "results/transparency{table}.csv",
             table=["", "_steps", "_layers", "_verdict", "_configurations"],
         ),
-        expand(
-            "figures/transparency_{model}.{suffix}",
-            model=["amoebanet-d", "unet"],
-            suffix=["svg", "pdf", "png"],
-        ),
+        PLAN.pictures("transparency"),
 
 
 rule run_transparency:
@@ -53,31 +49,3 @@ rule collect_transparency:
     shell:
         "python -m gpipe_bench transparency collect {input:q} --out {output.rows:q} --margin {params.margin:q}"
         " --loss-margin {params.loss_margin:q} > {log:q} 2>&1"
-
-
-rule figure_transparency:
-    """Draw losses, gradient differences, statistics and accuracies of one model."""
-    input:
-        rows="results/transparency.csv",
-        steps="results/transparency_steps.csv",
-        layers="results/transparency_layers.csv",
-        verdict="results/transparency_verdict.csv",
-    output:
-        svg=report(
-            ensure("figures/transparency_{model}.svg", non_empty=True),
-            caption="../report/transparency.rst",
-            category="Transparency",
-            labels={"figure": "training of {model} on real images", "evidence": "measured"},
-        ),
-        pdf=ensure("figures/transparency_{model}.pdf", non_empty=True),
-        png=ensure("figures/transparency_{model}.png", non_empty=True),
-    log:
-        "logs/figure_transparency/{model}.log",
-    conda:
-        "../envs/gpipe_bench.yaml"
-    params:
-        stem=subpath(output.svg, strip_suffix=".svg"),
-        sources=source_digest("gpipe_bench.figures"),
-    shell:
-        "python -m gpipe_bench transparency figure --rows {input.rows:q} --model {wildcards.model}"
-        " --out {params.stem:q} > {log:q} 2>&1"
