@@ -127,7 +127,7 @@ def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float
 
 def _write(out: Path, rows: Sequence[ActionTimes], title: str, words: tuple[str, str], limit_ms: float) -> None:
     from gpipe_bench.figures.action_times import ActionFigure, action_figure
-    from gpipe_bench.figures.style import draw
+    from gpipe_bench.figures.style import drawing, save
 
     table = out.with_name(f"{out.name}.csv")
     lines = [
@@ -136,5 +136,6 @@ def _write(out: Path, rows: Sequence[ActionTimes], title: str, words: tuple[str,
     ]
     write_files({table: lines_text([[*_HEADER], *lines])})
     evidence, predicted = words
-    paths = draw(action_figure, ActionFigure(rows, parting(rows, limit_ms), title, predicted, evidence), out)
+    with drawing():
+        paths = save(action_figure(ActionFigure(rows, parting(rows, limit_ms), title, predicted, evidence)), out)
     typer.echo(f"wrote {', '.join(map(str, [table, *paths]))}")
