@@ -198,10 +198,3 @@ def test_an_edit_repeats_what_depends_on_it_and_nothing_else(run, edited, again,
     rules = {line.split()[0] for line in planned.splitlines() if len(line.split()) == 2 and line.split()[1].isdigit()}
     assert again <= rules
     assert not kept & rules
-
-
-def test_the_report_is_one_file(run):
-    place, _ = run
-    done = snakemake_in(place)(*ABLATION, "--report", "report.html")
-    assert done.returncode == 0, done.stdout
-    assert "timeline of baseline" in (place / "report.html").read_text()
