@@ -22,9 +22,6 @@ min_version("9.14")
 configfile: "config/config.yaml"
 
 
-report: "workflows/report/suite.rst"
-
-
 # Snakemake lists the files of --configfile first, and merges them last.
 FILES = sorted(workflow.configfiles, key=workflow.overwrite_configfiles.count)
 
@@ -57,8 +54,8 @@ wildcard_constraints:
     cell=CELL_PATTERN,
     evidence="emulated|simulated",
     experiment="|".join(PLAN.runs),
+    figure="|".join(PLAN.figures),
     group=rf"(?!published-){GROUP_PATTERN}",
-    part="bubbles|pareto|scaling|timelines",
     sweep="|".join([*PLAN.sweeps, "processes"]),
     table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",

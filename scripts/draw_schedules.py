@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpipe_bench.figures.chart import KIND_COLOURS
+from gpipe_bench.figures.timelines import KIND_COLOURS
 from gpipe_bench.schedules import SCHEDULES, Action, check, named_schedule, timing
 from gpipe_bench.schedules.table import partition_count
 from scripts.table_contents import ROOT

@@ -58,11 +58,9 @@ def advise(
         write_tables(advice.results, rows.stem, rows)
         typer.echo(f"wrote {rows} and its companions")
     if figure is not None and rows is not None:
-        from gpipe_bench.figures.advice import advice_figure
-        from gpipe_bench.figures.style import draw
-        from gpipe_bench.figures.tables import read_rows
+        from gpipe_bench.figures.advice import ADVICE
 
-        typer.echo(f"wrote {', '.join(map(str, draw(advice_figure, read_rows(rows), figure)))}")
+        typer.echo(f"wrote {', '.join(map(str, ADVICE.draw(rows, figure)))}")
     if advice.best is None:
         raise typer.Exit(1)
     if schedule_csv is not None:

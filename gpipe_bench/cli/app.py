@@ -40,7 +40,7 @@ _COMMANDS: Final = {
     "compare": ("compare.compare", _RESULTS),
     "verify": ("verify.verify", _RESULTS),
     "report": ("report.report", _RESULTS),
-    "figure": ("figure.app", _RESULTS),
+    "figure": ("figure.figure", _RESULTS),
     "balance": ("balance.balance", _HIDDEN),
     "predictions": ("predictions.predictions", _HIDDEN),
     "datapackage": ("datapackage.app", _HIDDEN),

@@ -19,13 +19,10 @@ def report(
         Path | None,
         typer.Option(help="Folder of figures, SVG.", show_default="the path of --results, 'figures' for 'results'"),
     ] = None,
-    captions: Annotated[
-        Path | None, typer.Option(help="Folder of captions, reStructuredText.", show_default="workflows/report")
-    ] = None,
 ) -> None:
-    """Write findings, tables, figures and interactive timelines as one HTML file that needs no network."""
+    """Write the answer, figures, tables and interactive timelines as one HTML file that needs no network."""
     from gpipe_bench.report.page import write_report
 
     with progress("making the page") as task:
-        written = write_report(results, figures, captions, out, task.step)
+        written = write_report(results, figures, out, task.step)
     typer.echo(f"wrote {written}")

@@ -83,9 +83,9 @@ def trace(
 
     A variant that failed, or is unsupported here, gives an empty trace with the reason.
     """
-    from gpipe_bench.bench.storage.trace import write_trace
     from gpipe_bench.figures.runs import choose_run
     from gpipe_bench.figures.tables import read_events, read_rows
+    from gpipe_bench.results.timeline import write_trace
 
     table = rows or events.with_name(events.name.replace("_events", "", 1))
     run = choose_run(read_events(events), read_rows(table, _TABLE_COLUMNS), variant, evidence)

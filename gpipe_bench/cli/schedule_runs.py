@@ -133,7 +133,7 @@ def _table(out: Path) -> Path:
 
 def _write(out: Path, rows: Sequence[ActionTimes], title: str, words: tuple[str, str], limit_ms: float) -> None:
     from gpipe_bench.figures.action_times import ActionFigure, action_figure
-    from gpipe_bench.figures.style import draw
+    from gpipe_bench.figures.style import drawing, save
 
     table = _table(out)
     lines = [
@@ -142,5 +142,6 @@ def _write(out: Path, rows: Sequence[ActionTimes], title: str, words: tuple[str,
     ]
     write_files({table: lines_text([[*_HEADER], *lines])})
     evidence, predicted = words
-    paths = draw(action_figure, ActionFigure(rows, parting(rows, limit_ms), title, predicted, evidence), out)
+    with drawing():
+        paths = save(action_figure(ActionFigure(rows, parting(rows, limit_ms), title, predicted, evidence)), out)
     typer.echo(f"wrote {', '.join(map(str, [table, *paths]))}")

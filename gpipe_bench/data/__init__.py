@@ -1,7 +1,7 @@
 """The data files that the package brings along, found in the same way in a checkout and in an installed package.
 
-In a checkout the folders here are links to ``results/reference``, ``config`` and ``workflows/report``. An installed
-package holds the files themselves.
+In a checkout the folders here are links to ``results/reference`` and ``config``. An installed package holds the files
+themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Final
 from gpipe_bench.errors import ConfigError
 
 __all__ = [
-    "CAPTIONS_FOLDER",
     "DEFAULT_CONFIG",
     "PUBLISHED_FOLDER",
     "REFERENCE_FOLDER",
@@ -34,9 +33,6 @@ DEFAULT_CONFIG: Final = (_DATA / "config" / "config.yaml").resolve()
 
 TOLERANCES: Final = (_DATA / "config" / "tolerances.csv").resolve()
 """Table of tolerances, for ``gpipe-bench verify``."""
-
-CAPTIONS_FOLDER: Final = (_DATA / "captions").resolve()
-"""Folder of the captions of figures."""
 
 
 def checkout_folder() -> Path | None:

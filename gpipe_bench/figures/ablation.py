@@ -1,128 +1,288 @@
-"""The ablation as a figure: the published variants above, every combination below; on a CPU, each way to run.
+"""The ablation: the published variants above, every combination of components below; on a CPU, each way to run.
 
-One block per group of comparable rows, so values of different evidence stand under each other, each with its own badge
-and axes. A run that failed keeps its place and shows why.
+Columns of the combinations are sorted by throughput. The matrix beneath follows UpSet plots (Lex et al., IEEE TVCG
+20(12), 2014): a full dot for a component that is on, a faint one for off. A run that failed keeps its place.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.cpu import CPU_READING, add_cpu
-from gpipe_bench.figures.factorial import add_factorial
-from gpipe_bench.figures.groups import failure_notes, ordered_groups, setting_words
-from gpipe_bench.figures.marks import draw_failure
-from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.published import add_published, beside_words
-from gpipe_bench.figures.style import FAINT, draw
-from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.results.outcomes import CpuGroup, Group, group_rows, shown_groups
+from gpipe_bench.figures.base import Figure, Panel, Rows, Selection, across, heading, note
+from gpipe_bench.figures.groups import SYMBOLS, failure_notes, ordered_groups, setting_words
+from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, OKABE_ITO, RULE
+from gpipe_bench.figures.tables import read_beside
+from gpipe_bench.figures.text import TIMES, significant
+from gpipe_bench.results.intervals import Interval
+from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
+from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Group, Outcome, group_rows, shown_groups
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import nearest
 
-_FEW: Final = 5
+_LINE_IN: Final = 0.27
+_LABEL: Final = 0.36
+"""Half of the width of a label, over that of its axes."""
 
 
-def draw_ablation(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the ablation in a result table.
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Shape, colour and size in points of a median."""
 
-    Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.results.rows.Row`.
-        out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: the table cannot be read, lacks a column, has unknown variants, or is a sweep.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_rows(rows_csv)
-    _check_variants(rows, rows_csv)
-    _check_setting(rows, rows_csv)
-    return draw(ablation_figure, rows, out_stem)
+    shape: str
+    colour: str
+    size_pt: float = 3.8
 
 
-def ablation_figure(rows: Sequence[Row]) -> Figure:
-    """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
-    page = Page()
-    for k, (group, beside) in enumerate(shown_groups(ordered_groups(rows))):
-        if k:
-            page.space(0.16)
-        _add_group(page, group, beside)
-    return page.render()
+_MARKS: Final = {
+    "baseline": Mark("o", OKABE_ITO["black"], 4.0),
+    "dep-x-x": Mark("^", OKABE_ITO["orange"], 4.6),
+    "dep-str-x": Mark("s", OKABE_ITO["blue"]),
+    "dep-str-ptl": Mark("D", OKABE_ITO["vermilion"]),
+    LOOP: Mark("o", OKABE_ITO["black"], 4.0),
+    MICROBATCH_LOOP: Mark("D", OKABE_ITO["black"], 3.4),
+    PAPER: Mark("^", OKABE_ITO["orange"], 4.6),
+}
+_OTHER: Final = Mark("o", "#8A8A8A", 2.6)
+_SCHEDULE: Final = Mark("s", OKABE_ITO["blue"])
+_BESIDE: Final[dict[str, dict[str, Any]]] = {
+    "published": {"marker": "d", "markersize": 6.5, "markeredgecolor": INK},
+    "simulated": {"marker": "o", "markersize": 6.0, "markeredgecolor": EVIDENCE_COLOURS["simulated"]},
+}
+_WORDS: Final = {
+    "published": "Open diamonds: published.",
+    "simulated": "Open circles: simulated, with the same autograd engine.",
+}
 
 
-def _check_variants(rows: Sequence[Row], rows_csv: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What one line shows: its mark, the interval and the single repeats, and the text above; or why there is none."""
+
+    mark: Mark
+    interval: Interval | None
+    samples: Sequence[float]
+    text: str
+    absence: str = ""
+    others: Sequence[tuple[str, float]] = ()
+
+
+def read_ablation(path: Path, selection: Selection) -> list[Row]:
+    """Rows of one kind of evidence, with what stands beside them; refuses unknown variants and sweeps."""
+    rows = read_beside(path, selection)
+    if any(row.evidence == "measured" for row in rows):
+        rows = [row for row in rows if row.evidence != "published"]
     labels = [components.label for components in Components.factorial()]
     unknown = sorted({row.variant for row in rows} - set(labels))
     if unknown:
-        known = [*PUBLISHED, *labels]
-        rule = f"variant in {rows_csv} must be a label of components"
+        known, rule = [*PUBLISHED, *labels], f"variant in {path} must be a label of components"
         raise ConfigError([f"{rule}, got {name!r}; {nearest(name, known)}" for name in unknown])
-
-
-def _check_setting(rows: Sequence[Row], rows_csv: Path) -> None:
     places = {(row.partitions, row.chunks, row.batch_size) for row in rows}
     if len(places) > 1 and all(len(group.outcomes) == 1 for group in group_rows(rows)):
-        rule = f"rows of {rows_csv} must have several variants of a setting"
+        rule = f"rows of {path} must have several variants of a setting"
         raise ConfigError([f"{rule}, got one for each of {len(places)} settings; draw the sweep of them"])
+    return rows
 
 
-def _add_group(page: Page, group: Group, beside: Sequence[Group]) -> None:
-    kinds = [other.head.evidence for other in beside]
-    what = "pipelines on a CPU" if isinstance(group, CpuGroup) else "ablation"
-    page.heading(f"{group.head.model}: {what}", *kinds, group.head.evidence)
-    page.paragraph(setting_words(group.head), colour=FAINT)
-    page.space(0.06)
-    if isinstance(group, CpuGroup):
-        add_cpu(page, group)
+def _panels(rows: Sequence[Row], width_in: float) -> Rows:
+    return across(_group(group, beside, width_in) for group, beside in shown_groups(ordered_groups(rows)))
+
+
+def _group(group: Group, beside: Sequence[Group], width_in: float) -> Rows:
+    on_cpu = isinstance(group, CpuGroup)
+    title = f"{group.head.model}: {'pipelines on a CPU' if on_cpu else 'ablation'}"
+    kinds = [*(other.head.evidence for other in beside), group.head.evidence]
+    rows: Rows = [heading(title, kinds, setting_words(group.head), width_in)]
+    if on_cpu:
+        rows.append(_lines(_ratios(group), f"throughput ({TIMES} {LOOP})", _memories(group, group.ordered(), ())))
     else:
-        _add_variants(page, group, beside)
-    for status, sentence in failure_notes(list(group.outcomes.values())):
-        _add_note(page, status, sentence)
-    page.space(0.03)
-    page.paragraph(" ".join([_reading(group), *beside_words(beside)]), colour=FAINT)
+        if set(group.outcomes) & set(PUBLISHED):
+            printed = [group.outcomes.get(variant, Outcome(variant)) for variant in PUBLISHED]
+            speeds = _values(printed, THROUGHPUT, 1.0, beside)
+            rows.append(_lines(speeds, "throughput (samples/s)", _memories(group, printed, beside)))
+        if set(group.outcomes) - set(PUBLISHED):
+            rows += _factorial(group)
+    notes = failure_notes(list(group.outcomes.values()))
+    reading = " ".join([_repeats(group), *(_WORDS[other.head.evidence] for other in beside)])
+    return [*rows, *(note(text, width_in, colour=INK) for text in notes), note(reading, width_in)]
 
 
-def _add_variants(page: Page, group: Group, beside: Sequence[Group]) -> None:
-    if set(group.outcomes) & set(PUBLISHED):
-        add_published(page, group, beside)
-    if set(group.outcomes) - set(PUBLISHED):
-        add_factorial(page, group)
+def _lines(speeds: dict[str, _Value], label: str, memories: tuple[dict[str, _Value], str]) -> Sequence[Panel]:
+    """Throughput and memory side by side, a line per variant."""
+    height = len(speeds) * _LINE_IN
+    return [
+        Panel(partial(_draw_lines, label=label, names=list(speeds)), list(speeds.values()), height),
+        Panel(partial(_draw_lines, label=memories[1], names=[]), list(memories[0].values()), height),
+    ]
 
 
-def _add_note(page: Page, status: str, sentence: str) -> None:
-    def mark(frame: Frame) -> None:
-        axes = frame.axes(0.06, 0.1, 0.0, 0.1)
-        axes.set_axis_off()
-        draw_failure(axes, 0.5, 0.75, status, axes.transAxes)
-
-    page.strip(0.0, mark)
-    page.paragraph(sentence, left_in=0.2)
+def _memories(group: Group, outcomes: Sequence[Outcome], beside: Sequence[Group]) -> tuple[dict[str, _Value], str]:
+    scale, unit = group.memory_scale
+    kind = "reserved" if group.memory_column == "peak_reserved_gib" else "live tensors"
+    return _values(outcomes, group.memory_column, scale, beside), f"peak {kind} ({unit})"
 
 
-def _reading(group: Group) -> str:
-    """How to read the marks of a group."""
+def _values(outcomes: Sequence[Outcome], column: str, scale: float, beside: Sequence[Group]) -> dict[str, _Value]:
+    base, found = outcomes[0].interval(column), {}
+    for outcome in outcomes:
+        interval, text = outcome.interval(column), ""
+        if interval:
+            text = significant(scale * interval.median)
+            if base and outcome is not outcomes[0] and base.median and outcome.variant in PUBLISHED:
+                text += f" ({interval.median / base.median:.2f}{TIMES})"
+            interval = Interval(interval.n, *(scale * value for value in interval[1:]))
+        others = [
+            (other.head.evidence, scale * value)
+            for other in beside
+            if outcome.variant in other.outcomes
+            for value in other.outcomes[outcome.variant].samples(column)
+        ]
+        samples = [scale * value for value in outcome.samples(column)]
+        mark = _MARKS.get(outcome.variant, _SCHEDULE)
+        found[outcome.variant] = _Value(mark, interval, samples, text, _absence(outcome), others)
+    return found
+
+
+def _ratios(group: Group) -> dict[str, _Value]:
+    """Throughput over that of the plain loop."""
+    loop, found = group.baseline, {}
+    base = loop.middle(THROUGHPUT) if loop else None
+    for outcome in group.ordered():
+        samples = [value / base for value in outcome.samples(THROUGHPUT)] if base else []
+        ratio = outcome.ratio(loop)
+        text = f"{ratio.median:.2f}{TIMES}" if ratio else ""
+        if base and outcome is loop:
+            ratio, text = Interval(1, 1.0, math.nan, math.nan), f"{significant(base)} samples/s"
+        mark = _MARKS.get(outcome.variant, _SCHEDULE)
+        found[outcome.variant] = _Value(mark, ratio, samples, text, _absence(outcome))
+    return found
+
+
+def _absence(outcome: Outcome) -> str:
+    statuses = dict.fromkeys(row.status for row in outcome.failed)
+    return ", ".join(f"{SYMBOLS[status]} {status}" for status in statuses) or ("no value" if outcome.ok else "not run")
+
+
+def _draw_lines(axes: Axes, values: Sequence[_Value], label: str, names: Sequence[str]) -> None:
+    axes.set_ylim(len(values) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    ends = [end for value in values if value.interval for end in value.interval[1:] if not math.isnan(end)]
+    ends += [one for value in values for one in (*value.samples, *(place for _, place in value.others))]
+    # From zero on: how many times one is another is read off the lengths.
+    axes.set_xlim(0, 1.08 * max(ends, default=0.0) or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+    for y, value in enumerate(values):
+        if y:
+            axes.axhline(y - 0.5, linewidth=0.3, color=RULE, zorder=0)
+        for kind, place in value.others:
+            axes.plot(place, y + 0.14, linestyle="none", markerfacecolor="none", zorder=4, **_BESIDE[kind])
+        if value.interval is None:
+            style: dict[str, Any] = {"va": "center_baseline", "color": FAINT, "style": "italic"}
+            axes.text(0.05, y, value.absence, transform=axes.get_yaxis_transform(), **style)
+            continue
+        _draw_value(axes, y, value, value.interval)
+    if not ends:
+        axes.set_xticks([])
+    axes.set_xlabel(label)
+    axes.set_yticks(range(len(values)), names or [""] * len(values))
+
+
+def _draw_value(axes: Axes, y: int, value: _Value, interval: Interval) -> None:
+    colour = value.mark.colour
+    if not math.isnan(interval.low):
+        axes.plot([interval.low, interval.high], [y + 0.14] * 2, color=colour, marker="|", markersize=4)
+    _draw_median(axes, interval.median, y + 0.14, value.mark)
+    if len(value.samples) > 1:
+        style: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 0.5}
+        axes.plot(value.samples, [y + 0.34] * len(value.samples), "o", markersize=2.2, clip_on=False, **style)
+    end = axes.get_xlim()[1]
+    # In front of a white box, so that no line runs through the digits.
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+    middle = min(max(interval.median / end, _LABEL), 1 - _LABEL) * end
+    axes.text(middle, y - 0.1, value.text, ha="center", va="bottom", bbox=box)
+
+
+def _draw_median(axes: Axes, x: float, y: float, mark: Mark) -> None:
+    """A filled mark; a thin white rim parts it from its neighbours."""
+    axes.plot(
+        x, y, mark.shape, color=mark.colour, markersize=mark.size_pt, markeredgecolor="white", markeredgewidth=0.3
+    )
+
+
+def _factorial(group: Group) -> Rows:
+    """A column per combination: throughput, memory, and which components are on."""
+    columns, (scale, unit) = group.ranked(), group.memory_scale
+    memory = partial(_draw_columns, column=group.memory_column, scale=scale, label=f"memory\n({unit})")
+    speed = partial(_draw_columns, column=THROUGHPUT, scale=1.0, label="throughput\n(samples/s)")
+    matrix = Panel(_draw_matrix, columns, 0.125 * len(Components.__slots__))
+    return [[Panel(speed, columns, 0.8)], [Panel(memory, columns, 0.5)], [matrix]]
+
+
+def _draw_columns(axes: Axes, columns: Sequence[Outcome], column: str, scale: float, label: str) -> None:
+    axes.set_xlim(-0.6, len(columns) - 0.4)
+    axes.set_xticks([])
+    axes.set_ylabel(label)
+    axes.grid(axis="y", linewidth=0.3, color=RULE)
+    axes.set_axisbelow(True)
+    for x, outcome in enumerate(columns):
+        interval = outcome.interval(column)
+        if interval is None:
+            for row in outcome.failed[:1]:
+                axes.text(x, 0.05, SYMBOLS[row.status], transform=axes.get_xaxis_transform(), ha="center", va="bottom")
+            continue
+        mark = _MARKS.get(outcome.variant, _OTHER)
+        axes.plot([x, x], [scale * interval.low, scale * interval.high], color=mark.colour, linewidth=0.9)
+        _draw_median(axes, x, scale * interval.median, mark)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+    if not any(outcome.samples(column) for outcome in columns):
+        axes.set_yticks([])
+
+
+def _draw_matrix(axes: Axes, columns: Sequence[Outcome]) -> None:
+    names = Components.__slots__
+    axes.set(xlim=(-0.6, len(columns) - 0.4), ylim=(len(names) - 0.5, -0.5), xticks=[])
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.tick_params(axis="y", length=0)
+    axes.spines[:].set_visible(False)
+    for y in range(0, len(names), 2):
+        axes.axhspan(y - 0.5, y + 0.5, color="#F4F4F4", zorder=0)
+    for x, outcome in enumerate(columns):
+        components = Components.from_label(outcome.variant)
+        for on, colour in ((False, RULE), (True, INK)):
+            dots = [y for y, name in enumerate(names) if getattr(components, name) is on]
+            axes.plot([x] * len(dots), dots, "o", color=colour, markersize=2.9, markeredgewidth=0)
+
+
+def _repeats(group: Group) -> str:
+    """How many values are behind a mark."""
     fewest, most = group.repeats
     if most == 0:
         return "No run of this group ended."
-    if isinstance(group, CpuGroup):
-        other = f" {CPU_READING}"
-    else:
-        unpublished = set(group.outcomes) - set(PUBLISHED)
-        other = " Grey: combinations that were never published." if unpublished else ""
     if most == 1:
-        return f"One {group.head.evidence} value per variant, no interval.{other}"
+        return "One value per variant."
     repeats = f"{most}" if fewest == most else f"{fewest} to {most}"
-    # An interval of so few samples is their range, see gpipe_bench.results.intervals; the reader should know.
-    few = " (with so few, their range)" if most <= _FEW else ""
-    bar = f"bar: its 95% bootstrap interval{few}"
     what = "steps" if group.head.evidence == "emulated" else "repeats"
-    return f"Filled: median of {repeats} {what}, {bar}, small open circles: single {what}.{other}"
+    # An interval of so few samples is their range, see gpipe_bench.results.intervals.
+    return f"Median of {repeats} {what}; bar: {'their range' if most <= 5 else '95% interval'}; circles: single {what}."
+
+
+ABLATION: Final = Figure(
+    name="ablation",
+    caption=(
+        "Throughput and peak memory of the published variants, and of every combination of components, fastest first. "
+        "On a CPU: each way to run the model, over the plain loop, which runs the whole batch in one thread."
+    ),
+    sources=("",),
+    read=read_ablation,
+    panels=_panels,
+)

@@ -1,4 +1,4 @@
-"""What figures say of a group of rows: its setting, and what failed in it."""
+"""What figures say of rows: their setting, and what failed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from gpipe_bench.results.outcomes import FAILURES, Group, Outcome, group_rows
 from gpipe_bench.results.rows import EVIDENCE, Row
 
 _NAMED_AT_MOST: Final = 2
+SYMBOLS: Final = {"unsupported": "\u00d7", "oom": "\u25bc", "error": "\u2716", "skipped": "\u2013"}
+"""What stands in the place of a run that gave no value."""
+
 _NBSP: Final = "\u00a0"
 
 
@@ -46,8 +49,8 @@ def short_reason(reason: str, limit: int = 90) -> str:
     return clause if len(clause) <= limit else clause[: limit - 1].rstrip() + "…"
 
 
-def failure_notes(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    """One ``(status, sentence)`` for each kind of failure and reason among the outcomes."""
+def failure_notes(outcomes: Sequence[Outcome]) -> list[str]:
+    """A sentence for each kind of failure and reason among the outcomes."""
     causes: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for outcome in sorted(outcomes, key=_variant_order):
         total = len(outcome.ok) + len(outcome.failed)
@@ -56,7 +59,7 @@ def failure_notes(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
             first = next(row for row in outcome.failed if _cause(row) == cause)
             causes.setdefault(cause, (short_reason(first.reason), []))[1].append(outcome.variant + part)
     ordered = sorted(causes.items(), key=lambda item: (FAILURES.index(item[0][0]), item[0][1]))
-    return [(status, f"{status}, {_named(names)}: {reason}") for (status, _), (reason, names) in ordered]
+    return [f"{SYMBOLS[status]} {status}, {_named(names)}: {reason}" for (status, _), (reason, names) in ordered]
 
 
 def _cause(row: Row) -> tuple[str, str]:

@@ -1,19 +1,20 @@
-"""Published tables as a figure: a line per row of print, its published value beside those of other evidence."""
+"""Published tables: a line per published row, its published value beside those of other evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.lines import Line, add_legend, add_lines
-from gpipe_bench.figures.page import Page
-from gpipe_bench.figures.style import FAINT, draw
-from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.figures.base import Figure, Panel, Rows, Selection, across, heading, legend, note
+from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE
+from gpipe_bench.figures.tables import read_beside
 from gpipe_bench.results.rows import EVIDENCE, Row
 from gpipe_bench.results.tables import frame_of
 
@@ -24,86 +25,65 @@ METRICS: Final = {
     "throughput_samples_per_s": "throughput (samples/s)",
     "peak_reserved_gib": "memory reserved, all devices (GiB)",
 }
-"""What can be drawn, with its name on the axis."""
+"""What is drawn, with its name on the axis: the first that the published rows have."""
 
 _SETTING: Final = ("partitions", "chunks", "batch_size", "checkpoint", "model_args")
+_LINE_IN: Final = 0.155
+_MARKS: Final[dict[str, dict[str, Any]]] = {
+    "published": {"marker": "d", "markersize": 6.5, "markerfacecolor": "none", "markeredgecolor": INK},
+    "simulated": {"marker": "o", "markersize": 3.6, "color": EVIDENCE_COLOURS["simulated"]},
+    # Often on the simulated one, so open and larger.
+    "emulated": {
+        "marker": "^",
+        "markersize": 6.5,
+        "markerfacecolor": "none",
+        "markeredgecolor": EVIDENCE_COLOURS["emulated"],
+    },
+    "measured": {"marker": "s", "markersize": 3.6, "color": EVIDENCE_COLOURS["measured"]},
+}
 
 
-def draw_published_tables(rows_csv: Path, out_stem: Path, metric: str = "") -> list[Path]:
-    """Draw the published tables in a result table.
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One setting: its name, and for each kind of evidence its value or why there is none."""
 
-    Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.results.rows.Row`.
-        out_stem: path of the figure without its suffix.
-        metric: one of :data:`METRICS`; by default the one that was printed.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: there is no such metric, the table cannot be read, lacks a column, or variants would share a line.
-        OutputError: the figure cannot be written.
-    """
-    if metric and metric not in METRICS:
-        raise ConfigError([f"metric must be one of {', '.join(METRICS)}, got {metric!r}; use one of them"])
-    rows = read_rows(rows_csv)
-    _check_lines(rows, rows_csv)
-    return draw(partial(published_tables_figure, metric=metric or printed_metric(rows)), rows, out_stem)
+    name: str
+    known: dict[str, float]
+    failures: dict[str, str]
 
 
-def printed_metric(rows: Sequence[Row]) -> str:
-    """The first metric that the published rows have; throughput where there are none."""
+def _read(path: Path, selection: Selection) -> list[Row]:
+    """Rows with those beside them; refuses variants that would share a line."""
+    rows = read_beside(path, selection)
+    lines = frame_of(rows, Row).groupby(["evidence", "model", *_SETTING], dropna=False)
+    if (most := lines["variant"].nunique().max()) > 1:
+        rule = f"rows of {path} must have one variant for each setting"
+        raise ConfigError([f"{rule}, got {most} for one; draw the ablation of them, or leave one of them"])
+    return rows
+
+
+def _panels(rows: Sequence[Row], width_in: float) -> Rows:
+    kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in rows)]
     published = [row for row in rows if row.evidence == "published"]
     printed = [name for name in METRICS if any(getattr(row, name) is not None for row in published)]
-    return (printed or list(METRICS))[0]
+    metric, drawn = (printed or list(METRICS))[0], rows[-1].evidence
+    models = dict.fromkeys(row.model for row in rows)
+    parts = [_model([row for row in rows if row.model == model], metric, drawn, width_in) for model in models]
+    handles = [Line2D([], [], linestyle="none", label=kind, **_MARKS[kind]) for kind in kinds]
+    words = f"Right: {drawn} over published, minus 1. n: partitions, m: micro-batches."
+    return [*across(parts), legend(handles, len(handles)), note(words, width_in)]
 
 
-def published_tables_figure(rows: Sequence[Row], metric: str) -> Figure:
-    """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
-    page = Page()
-    rows = _as_run(rows)
-    by_model = {
-        model: [row for row in rows if row.model == model] for model in dict.fromkeys(row.model for row in rows)
-    }
-    for model, own in by_model.items():
-        if own[0] is not rows[0]:
-            page.space(0.12)
-        kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in own)]
-        page.heading(f"{model}: published {METRICS[metric].partition(' ')[0]} again", *kinds)
-        page.paragraph("; ".join([*_devices(own), *_brackets(own)]), colour=FAINT)
-        lines = _lines(own, metric)
-        page.space(0.05)
-        add_lines(page, lines, METRICS[metric], ("simulated", "published"))
+def _model(rows: Sequence[Row], metric: str, drawn: str, width_in: float) -> Rows:
+    devices = dict.fromkeys(f"{row.evidence}: {row.device}" for row in rows if row.device)
+    sizes = len({row.model_args for row in rows}) > 1
+    words = [*devices, *([f"in brackets: {', '.join(_sizes(rows[0].model_args))}"] if sizes else [])]
     kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in rows)]
-    page.space(0.04)
-    add_legend(page, kinds)
-    page.space(0.03)
-    micro = ", m: micro-batches" if not all(map(_sizes_vary, by_model.values())) else ""
-    page.paragraph(f"Right: simulated over published, minus 1. n: partitions{micro}.", colour=FAINT)
-    return page.render()
-
-
-def _check_lines(rows: Sequence[Row], rows_csv: Path) -> None:
-    lines = frame_of(rows, Row).groupby(["evidence", "model", *_SETTING], dropna=False)
-    most = lines["variant"].nunique().max()
-    if most > 1:
-        rule = f"rows of {rows_csv} must have one variant for each setting"
-        raise ConfigError([f"{rule}, got {most} for one; draw the ablation of them, or leave one of them"])
-
-
-def _as_run(rows: Sequence[Row]) -> list[Row]:
-    """Simulated rows of one autograd engine: where there are two, that of the published runs."""
-    two = any(row.flavour == "published" for row in rows)
-    return [row for row in rows if not (two and row.flavour == "current")]
-
-
-def _devices(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(f"{row.evidence}: {row.device}" for row in rows if row.device))
-
-
-def _sizes_vary(rows: Sequence[Row]) -> bool:
-    """Whether rows of one model differ in its arguments, which then name the lines."""
-    return len({row.model_args for row in rows}) > 1
+    table = frame_of(rows, Row).groupby([*_SETTING], sort=False, dropna=False)
+    lines = [_line(own, metric, sizes=sizes) for _, own in table]
+    title = f"{rows[0].model}: {METRICS[metric].partition(' ')[0]}"
+    panel = Panel(partial(_draw, drawn=drawn, label=METRICS[metric]), lines, len(lines) * _LINE_IN)
+    return [heading(title, kinds, "; ".join(words), width_in), [panel]]
 
 
 def _sizes(model_args: str) -> dict[str, str]:
@@ -112,19 +92,44 @@ def _sizes(model_args: str) -> dict[str, str]:
     return {name: known[name] for name in ("L", "B", "D", "C") if name in known}
 
 
-def _brackets(rows: Sequence[Row]) -> list[str]:
-    return [f"in brackets: {', '.join(_sizes(rows[0].model_args))}"] if _sizes_vary(rows) else []
-
-
-def _lines(rows: Sequence[Row], metric: str) -> list[Line]:
-    lines = frame_of(rows, Row).groupby([*_SETTING], sort=False, dropna=False)
-    return [_line(line, metric, several=_sizes_vary(rows)) for _, line in lines]
-
-
-def _line(line: pd.DataFrame, metric: str, *, several: bool) -> Line:
+def _line(line: pd.DataFrame, metric: str, *, sizes: bool) -> _Line:
     kinds = line.groupby("evidence", sort=False)
     values, first = kinds[metric].median().dropna(), kinds["status"].first()
     failures = {str(kind): status for kind, status in first.items() if status != "ok" and kind not in values}
     head = line.iloc[0]
-    size = f"({', '.join(_sizes(head['model_args']).values())})" if several else f"m={head['chunks']}"
-    return Line(f"n={head['partitions']} {size}", {str(kind): value for kind, value in values.items()}, failures)
+    size = f"({', '.join(_sizes(head['model_args']).values())})" if sizes else f"m={head['chunks']}"
+    return _Line(f"n={head['partitions']} {size}", {str(kind): value for kind, value in values.items()}, failures)
+
+
+def _draw(axes: Axes, lines: Sequence[_Line], drawn: str, label: str) -> None:
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.set_yticks(range(len(lines)), [line.name for line in lines])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", linewidth=0.3, color=RULE)
+    axes.set_axisbelow(True)
+    end = max((value for line in lines for value in line.known.values()), default=1.0) * 1.08
+    axes.set_xlim(0, end)
+    axes.set_xlabel(label)
+    place = axes.get_yaxis_transform()
+    for y, line in enumerate(lines):
+        for kind, value in line.known.items():
+            axes.plot(value, y, linestyle="none", zorder=4 if kind in ("published", "emulated") else 3, **_MARKS[kind])
+        if {drawn, "published"} <= set(line.known):
+            error = f"{line.known[drawn] / line.known['published'] - 1:+.1%}"
+            axes.text(1.02, y, error.replace("-", "\N{MINUS SIGN}"), transform=place, va="center_baseline")
+        # On the emptier side of the marks.
+        x, side = (0.02, "left") if min(line.known.values(), default=end) > 0.45 * end else (0.98, "right")
+        failed = ", ".join(f"{kind}: {status}" for kind, status in line.failures.items())
+        axes.text(x, y, failed, transform=place, va="center_baseline", ha=side, color=FAINT, style="italic")
+
+
+TABLES: Final = Figure(
+    name="tables",
+    caption=(
+        "Each row of a published table: its published value, and the simulated, emulated or measured values of the "
+        "same settings. Published and simulated throughput is over an epoch, whose last batch is smaller."
+    ),
+    sources=("",),
+    read=_read,
+    panels=_panels,
+)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.schedules import MARKS, ScheduleCell
-from gpipe_bench.figures.style import BOTH_IN, EVIDENCE_COLOURS, FAINT, RULE
+from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
+from gpipe_bench.figures.schedules import MARKS, read_cells
+from gpipe_bench.figures.style import EVIDENCE_COLOURS, RULE
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.schedules.table import device_count
 
 _HEIGHT_IN: Final = 1.5
-_NAMES_IN: Final = 0.72
-_TITLE_IN: Final = 0.34
-_LEFT_IN: Final = 0.40
-_FEWEST, _PANELS = 3, 4
+_PANELS: Final = 4
 _ARITHMETIC: Final = "formula"
 _LOOK: Final[Mapping[str, dict[str, Any]]] = {
     _ARITHMETIC: {"marker": "_", "color": "#222222", "markersize": 8, "markeredgewidth": 1.2},
@@ -39,7 +36,7 @@ _FACTORS: Final = tuple(1 - k / 20 for k in range(11))
 
 
 @dataclass(slots=True)
-class Panel:
+class Setting:
     """Cells that differ in their schedule and evidence alone.
 
     Attributes:
@@ -51,46 +48,45 @@ class Panel:
     idle: dict[str, dict[str, float]]
 
 
-def bubble_figure(cells: Sequence[ScheduleCell]) -> Figure:
-    """The figure of some cells: a panel for each setting that was emulated or measured, and one of overlap."""
-    shown = bubble_panels([cell.row for cell in cells])
-    kinds = [kind for kind in _LOOK if any(kind in panel.idle for panel in shown)]
-    page = Page(BOTH_IN)
+def _read(path: Path, selection: Selection) -> list[Row]:
+    """The rows of one kind of evidence, and simulated ones beside them, from the table or that of the same hardware."""
+    rows = [cell.row for cell in read_cells(path, selection.evidence)]
+    if selection.evidence == "emulated":
+        folder = path.resolve().parent
+        other = folder.parent.parent / "simulated" / folder.name / path.name
+        table = [cell.row for cell in read_cells(path)]
+        twins = [row for row in table if row.evidence == "simulated"]
+        rows += twins or ([cell.row for cell in read_cells(other)] if other.is_file() else [])
+    return rows
+
+
+def _panels(rows: Sequence[Row], width_in: float) -> Rows:
+    """A panel for each setting, and one of overlap."""
+    shown = settings_of(rows)[: _PANELS - 1]
+    kinds = [kind for kind in _LOOK if any(kind in setting.idle for setting in shown)]
     evidence = [kind for kind in EVIDENCE_COLOURS if any(name.startswith(kind) for name in kinds)]
-    page.heading("Idle share of all devices", *evidence)
-    page.space(0.02)
-
-    def strip(frame: Frame) -> None:
-        drawn = [*shown[: _PANELS - 1], None]
-        pitch = BOTH_IN / max(_FEWEST, len(drawn))
-        for k, panel in enumerate(drawn):
-            axes = frame.axes(k * pitch + _LEFT_IN, pitch - _LEFT_IN - 0.06, _TITLE_IN, _HEIGHT_IN)
-            axes.grid(axis="y", linewidth=0.3, color=RULE)
-            axes.set_axisbelow(True)
-            if panel is None:
-                _draw_overlap(axes)
-            else:
-                _draw_idle(axes, panel)
-
-    page.strip(_TITLE_IN + _HEIGHT_IN + _NAMES_IN, strip)
     handles: list[Any] = [Line2D([], [], linestyle="none", label=kind, **_LOOK[kind]) for kind in kinds]
-    page.strip(0.16, lambda frame: frame.legend(handles, len(kinds), handletextpad=0.2, columnspacing=1.6))
-    page.paragraph(
-        "Idle: no computation and no recomputation runs. Formula: T_F = T_B = T_W, equal partitions, free transfers. "
-        f"Right: step of dualpipe_v, {_OVERLAP[1]} micro-batches on {_OVERLAP[0]} devices, if the two parts of a pair "
-        "take less than one after the other; formula.",
-        colour=FAINT,
+    p, m = _OVERLAP
+    words = (
+        "Formula: T_F = T_B = T_W, equal partitions, free transfers. Right: step of dualpipe_v by the formula, "
+        f"{m} micro-batches on {p} devices, if the two parts of a pair take less than one after the other."
     )
-    return page.render()
+    return [
+        heading("Idle share of all devices", evidence, "", width_in),
+        [*(Panel(_draw_idle, setting, _HEIGHT_IN) for setting in shown), Panel(_draw_overlap, None, _HEIGHT_IN)],
+        legend(handles, len(handles)),
+        note(words, width_in),
+    ]
 
 
-def bubble_panels(rows: Sequence[Row]) -> list[Panel]:
-    """The panels of some rows: settings of emulated cells first, then those of measured ones."""
+def settings_of(rows: Sequence[Row]) -> list[Setting]:
+    """The settings of some rows: of emulated cells, then of measured ones; of simulated ones if there are no others."""
     found: dict[tuple[Any, ...], dict[str, dict[str, list[Row]]]] = {}
+    alone = all(row.evidence == "simulated" for row in rows)
     for evidence in ("emulated", "measured", "simulated"):
         for row in (row for row in rows if row.evidence == evidence):
             key = (row.model, row.profile, row.chunks, row.checkpoint, row.batch_size, _devices(row))
-            if evidence != "simulated" or key in found:
+            if evidence != "simulated" or key in found or alone:
                 found.setdefault(key, {}).setdefault(_kind(row), {}).setdefault(row.schedule, []).append(row)
     panels = []
     for (model, profile, chunks, checkpoint, _, devices), kinds in found.items():
@@ -98,7 +94,7 @@ def bubble_panels(rows: Sequence[Row]) -> list[Panel]:
         heads = {name: some[0] for own in kinds.values() for name, some in own.items()}
         idle[_ARITHMETIC] = {name: timing(_schedule(row)).bubble for name, row in heads.items()}
         machine = profile if "simulated" in kinds or "emulated" in kinds else "here"
-        panels.append(Panel(f"{model}, {machine}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
+        panels.append(Setting(f"{model}, {machine}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
     return panels
 
 
@@ -123,7 +119,7 @@ def _idle(row: Row) -> float:
     return sum(filter(None, (row.bubble_fraction, row.imbalance_fraction, row.copy_fraction)))
 
 
-def _draw_idle(axes: Axes, panel: Panel) -> None:
+def _draw_idle(axes: Axes, panel: Setting) -> None:
     names = [name for name in SCHEDULES if name in panel.idle[_ARITHMETIC]]
     for kind, look in _LOOK.items():
         own = panel.idle.get(kind, {})
@@ -131,10 +127,11 @@ def _draw_idle(axes: Axes, panel: Panel) -> None:
         axes.plot([x for x, _ in points], [y for _, y in points], linestyle="none", **look)
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(0, None), ylabel="idle (%)")
-    axes.set_title(panel.title, fontsize=7)
+    axes.set_title(panel.title, fontsize="medium", pad=3)
+    _finish(axes)
 
 
-def _draw_overlap(axes: Axes) -> None:
+def _draw_overlap(axes: Axes, _: None) -> None:
     p, m = _OVERLAP
     makespans = [timing(named_schedule("dualpipe_v", m, 2 * p, p), overlap=factor).makespan for factor in _FACTORS]
     saved = [100 * (1 - factor) for factor in _FACTORS]
@@ -144,4 +141,23 @@ def _draw_overlap(axes: Axes) -> None:
         axes.axhline(makespan, linestyle=line, color=MARKS[name].colour, label=name)
     axes.set(xlim=(0, 50), ylim=(0, None), xlabel="saved by overlap (%)", ylabel="step (T_F of a half)")
     axes.legend(loc="lower left", handlelength=1.6, borderpad=0.1)
-    axes.set_title(f"worth of overlap, formula\n{p} devices, m = {m}", fontsize=7)
+    axes.set_title(f"worth of overlap, formula\n{p} devices, m = {m}", fontsize="medium", pad=3)
+    _finish(axes)
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(axis="y", linewidth=0.3, color=RULE)
+    axes.set_axisbelow(True)
+
+
+BUBBLES: Final = Figure(
+    name="schedules_bubbles",
+    caption=(
+        "Share of the devices' time in which no computation and no recomputation runs, of every schedule, beside what "
+        "the formula of each schedule gives; and what it is worth if DualPipeV overlaps the two parts of a pair."
+    ),
+    sources=("", "_devices"),
+    read=_read,
+    panels=_panels,
+    width_in=PAGE_IN,
+)

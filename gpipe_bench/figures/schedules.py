@@ -6,19 +6,18 @@ Of the cells of one model on one type of device the Pareto front has those that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gpipe_bench.figures.marks import Mark
-from gpipe_bench.figures.page import Frame, Page
-from gpipe_bench.figures.style import BOTH_IN, FAINT, FONT_PT, INK, OKABE_ITO, RULE
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.ablation import Mark
+from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
+from gpipe_bench.figures.style import FAINT, OKABE_ITO, RULE
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import read_table
@@ -48,13 +47,9 @@ MARKS: Final = dict(
 """Shape and colour of each schedule."""
 
 _FILLS: Final = {"never": "full", "except_last": "left", "always": "none"}
-_FEWEST, _COLUMNS = 3, 5
+_COLUMNS: Final = 5
 _TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 _HEIGHT_IN: Final = 1.3
-_TITLE_IN: Final = 0.16
-_AXIS_IN: Final = 0.36
-_LEFT_IN: Final = 0.36
-_RIGHT_IN: Final = 0.06
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +75,22 @@ class ScheduleCell:
         return self.row.throughput_samples_per_s or 0.0
 
 
-def read_cells(rows_csv: Path) -> list[ScheduleCell]:
+def read_cells(rows_csv: Path, evidence: str = "") -> list[ScheduleCell]:
     """The rows of an experiment that ended well, with the memory of their devices from the table beside them.
 
+    Args:
+        rows_csv: the table.
+        evidence: the kind of the rows; all if empty.
+
     Raises:
-        ConfigError: a table cannot be read, or lacks a column.
+        ConfigError: a table cannot be read, lacks a column, or has no such row.
     """
     table = read_table(rows_csv.with_name(f"{rows_csv.stem}_devices.csv"), ("cell", "repeat", "peak_reserved_gib"))
     fullest = table.groupby(["cell", "repeat"])["peak_reserved_gib"].max().to_dict()
-    rows = [row for row in read_rows(rows_csv) if row.status == "ok"]
+    rows = [row for row in read_rows(rows_csv) if row.status == "ok" and evidence in ("", row.evidence)]
+    if not rows:
+        which = f"{evidence} rows" if evidence else "rows"
+        raise ConfigError([f"table must have {which} that ended well, got none in {rows_csv}; run them first"])
     return [ScheduleCell(row, float(fullest.get((row.cell, row.repeat or 0), 0.0))) for row in rows]
 
 
@@ -101,44 +103,37 @@ def pareto(cells: Iterable[ScheduleCell]) -> list[ScheduleCell]:
     return front
 
 
-def pareto_figure(cells: Sequence[ScheduleCell]) -> Figure:
-    """Throughput over memory, a panel for each model and type of device, on the devices that most cells have."""
-    groups = {
-        name: [cell for cell in group if cell.devices == _usual(group)] for name, group in simulated(cells).items()
-    }
+def _pareto_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
+    """A panel for each model and type of device, on the devices that most cells have."""
+    every = _groups(cells)
+    groups = {name: [cell for cell in group if cell.devices == _usual(group)] for name, group in every.items()}
     counts = sorted({_usual(group) for group in groups.values()})
     words = f"on {' or '.join(map(str, counts))} devices, in samples/s, over the peak memory of the fullest device"
-    page = Page(BOTH_IN)
-    page.heading(f"Throughput {words}", "simulated")
-    panels(page, groups, _draw_pareto, "GiB reserved")
-    legend(page)
-    page.paragraph(
-        "Line and large marks: the Pareto front. Small marks: cells that another one beats in both. "
-        "Full: no checkpoints; half: except the last micro-batch; empty: always.",
-        colour=FAINT,
-    )
-    return page.render()
+    return [
+        heading(f"Throughput {words}", [cells[0].row.evidence], "", width_in),
+        *_rows(groups, _draw_pareto, "GiB reserved"),
+        _marks(),
+        note("Full: no checkpoints; half: except the last micro-batch; empty: always.", width_in),
+    ]
 
 
-def scaling_figure(cells: Sequence[ScheduleCell]) -> Figure:
-    """Throughput over that of 1F1B, a panel for each model and type of device, over numbers of devices."""
-    groups = {name: _alike(group) for name, group in simulated(cells).items()}
-    page = Page(BOTH_IN)
-    page.heading("Throughput over that of 1F1B, with more devices", "simulated")
-    panels(page, {name: group for name, group in groups.items() if group}, _draw_scaling, "devices")
-    legend(page)
-    heads = [group[0].row for group in groups.values() if group]
+def _scaling_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
+    """A panel for each model and type of device, over numbers of devices."""
+    groups = {name: group for name, every in _groups(cells).items() if (group := _alike(every))}
+    heads = [group[0].row for group in groups.values()]
     modes = " or ".join(dict.fromkeys(f"{row.chunks} micro-batches, checkpoint {row.checkpoint}" for row in heads))
-    page.paragraph(f"{modes}. A gap: the schedule does not fit the memory.", colour=FAINT)
-    return page.render()
+    return [
+        heading("Throughput over that of 1F1B, with more devices", [cells[0].row.evidence], modes, width_in),
+        *_rows(groups, _draw_scaling, "devices"),
+        _marks(),
+    ]
 
 
-def simulated(cells: Iterable[ScheduleCell]) -> dict[str, list[ScheduleCell]]:
-    """The simulated cells by model and type of device."""
+def _groups(cells: Iterable[ScheduleCell]) -> dict[str, list[ScheduleCell]]:
+    """The cells by model and type of device."""
     found: dict[str, list[ScheduleCell]] = {}
     for cell in cells:
-        if cell.row.evidence == "simulated":
-            found.setdefault(f"{cell.row.model}, {cell.row.profile}", []).append(cell)
+        found.setdefault(f"{cell.row.model}, {cell.row.profile or 'here'}", []).append(cell)
     return found
 
 
@@ -155,29 +150,20 @@ def _alike(cells: Sequence[ScheduleCell]) -> list[ScheduleCell]:
     return most if len({cell.devices for cell in most}) > 1 else []
 
 
-Draw = Callable[[Axes, Sequence[ScheduleCell]], None]
+def _rows(
+    groups: Mapping[str, Sequence[ScheduleCell]], draw: Callable[[Axes, Sequence[ScheduleCell]], None], label: str
+) -> Rows:
+    """A panel for each group, five beside each other."""
 
-
-def panels(page: Page, groups: dict[str, list[ScheduleCell]], draw: Draw, label: str) -> None:
-    """Add a panel for each group, five beside each other."""
-    names = list(groups)
-    for start in range(0, len(names), _COLUMNS):
-        shown = names[start : start + _COLUMNS]
-
-        page.space(0.05)
-        row = {name: groups[name] for name in shown}
-        page.strip(_TITLE_IN + _HEIGHT_IN + _AXIS_IN, partial(_draw_panels, groups=row, draw=draw, label=label))
-
-
-def _draw_panels(frame: Frame, groups: dict[str, list[ScheduleCell]], draw: Draw, label: str) -> None:
-    pitch = BOTH_IN / max(_FEWEST, len(groups))
-    for k, (name, group) in enumerate(groups.items()):
-        axes = frame.axes(k * pitch + _LEFT_IN, pitch - _LEFT_IN - _RIGHT_IN, _TITLE_IN, _HEIGHT_IN)
-        axes.set_title(name, fontsize=FONT_PT, pad=3)
+    def drawn(axes: Axes, named: tuple[str, Sequence[ScheduleCell]]) -> None:
+        axes.set_title(named[0], fontsize="medium", pad=3)
         axes.grid(linewidth=0.3, color=RULE)
         axes.set_axisbelow(True)
         axes.set_xlabel(label)
-        draw(axes, group)
+        draw(axes, named[1])
+
+    panels = [Panel(drawn, named, _HEIGHT_IN) for named in groups.items()]
+    return [panels[start : start + _COLUMNS] for start in range(0, len(panels), _COLUMNS)]
 
 
 def _draw_pareto(axes: Axes, cells: Sequence[ScheduleCell]) -> None:
@@ -213,11 +199,34 @@ def mark_style(name: str, fill: str = "full") -> dict[str, Any]:
     return {"marker": mark.shape, "markersize": mark.size_pt, "fillstyle": fill, "linestyle": "none", **colours}
 
 
-def legend(page: Page) -> None:
-    """Add the marks of all schedules to a page."""
-    handles = [Line2D([], [], label=name, **mark_style(name)) for name in SCHEDULES]
-    page.space(0.04)
-    page.strip(
-        0.30,
-        lambda frame: frame.legend(handles, 6, handletextpad=0.2, columnspacing=1.6, labelspacing=0.3, labelcolor=INK),
-    )
+def _marks() -> list[Panel]:
+    """The marks of all schedules."""
+    return legend([Line2D([], [], label=name, **mark_style(name)) for name in SCHEDULES], 6)
+
+
+def _read(path: Path, selection: Selection) -> list[ScheduleCell]:
+    return read_cells(path, selection.evidence or "simulated")
+
+
+PARETO: Final = Figure(
+    name="schedules_pareto",
+    caption=(
+        "Throughput of every schedule over the peak memory of the fullest device. Line and large marks: the Pareto "
+        "front. Small marks: cells that another one beats in both."
+    ),
+    sources=("", "_devices"),
+    read=_read,
+    panels=_pareto_panels,
+    width_in=PAGE_IN,
+)
+SCALING: Final = Figure(
+    name="schedules_scaling",
+    caption=(
+        "Throughput of every schedule over that of 1F1B, over the number of devices. A gap: the schedule does not fit "
+        "the memory."
+    ),
+    sources=("", "_devices"),
+    read=_read,
+    panels=_scaling_panels,
+    width_in=PAGE_IN,
+)

@@ -1,140 +1,51 @@
 """A sweep as maps: throughput over partitions and micro-batches, a map per checkpoint mode and kind of batch.
 
-Every cell shows its number, so that the colour is only a guide; the best of each row of maps has a frame, and what did
-not fit the memory a hatch.
+Every cell shows its number, so that the colour is only a guide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.boxes import Box, add_boxes
-from gpipe_bench.figures.lines import Line, add_legend, add_lines
-from gpipe_bench.figures.page import Frame, Page
+from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, note
 from gpipe_bench.figures.points import Point, Series, points_of, series_of
-from gpipe_bench.figures.style import FAINT, INK, WIDTH_IN, draw
-from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.figures.style import INK
+from gpipe_bench.figures.tables import read_selected
 from gpipe_bench.figures.text import significant
 from gpipe_bench.results.rows import Row
 
-_LEFT_IN: Final = 0.42
-_RIGHT_IN: Final = 0.08
-_ROW_IN: Final = 0.125
-# Of maps with many rows, so that six of them fit in a column of a page.
-_LOW_ROW_IN: Final = 0.11
-_MANY_ROWS: Final = 7
-_TITLE_IN: Final = 0.15
-_TOP_IN: Final = 0.15
-_GAP_IN: Final = 0.04
-_AXIS_IN: Final = 0.34
-_MAP: Final = "cividis"
-_DARK: Final = 0.45
-_WORDS: Final = {"oom": "out of memory"}
+_ROW_IN: Final = 0.14
+_WIDEST: Final = 10_000
 
 
-def draw_sweep(rows_csv: Path, out_stem: Path) -> list[Path]:
-    """Draw the sweep held in a result table.
-
-    Args:
-        rows_csv: rows with the columns of :class:`gpipe_bench.results.rows.Row`.
-        out_stem: path of the figure without its suffix.
-
-    Returns:
-        The paths written: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: the table cannot be read, lacks a column, or has the variants of one setting.
-        OutputError: the figure cannot be written.
-    """
-    rows = read_rows(rows_csv)
-    _check_cells(rows, rows_csv)
-    return draw(sweep_figure, rows, out_stem)
-
-
-def _check_cells(rows: Sequence[Row], rows_csv: Path) -> None:
-    cells = [
-        {(row.partitions, row.chunks, row.batch_size, row.checkpoint) for row in one} for one in sweep_groups(rows)
-    ]
+def read_sweep(path: Path, selection: Selection) -> list[Row]:
+    """Rows of one kind of evidence; refuses the variants of one setting."""
+    rows = [row for row in read_selected(path, selection) if row.evidence != "published"]
+    groups = sweep_groups(rows)
+    cells = [{(row.partitions, row.chunks, row.batch_size, row.checkpoint) for row in group} for group in groups]
     if len(cells) > 1 and max(map(len, cells)) == 1:
-        rule = f"rows of {rows_csv} must have several partitions, chunks or batches for a variant"
+        rule = f"rows of {path} must have several partitions, chunks or batches for a variant"
         raise ConfigError([f"{rule}, got one for each of {len(cells)} variants; draw the ablation of them"])
+    return rows
 
 
 def sweep_groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one model on one kind of machine each; published rows are no part of a sweep."""
+    """Rows of one model on one kind of machine each."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        if row.evidence != "published":
-            key = (row.evidence, row.model, row.model_args, row.variant, row.profile or row.device)
-            found.setdefault(key, []).append(row)
+        key = (row.evidence, row.model, row.model_args, row.variant, row.profile or row.device)
+        found.setdefault(key, []).append(row)
     return list(found.values())
-
-
-def sweep_figure(rows: Sequence[Row]) -> Figure:
-    """The figure of some rows, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
-    page = Page()
-    groups = sweep_groups(rows)
-    for k, group in enumerate(groups):
-        if k:
-            page.space(0.16)
-        head = group[0]
-        if head.evidence == "emulated" and (twin := _simulated_twin(head, groups)):
-            _add_emulated(page, group, twin)
-            continue
-        page.heading(f"{head.model}: throughput over partitions and micro-batches, in samples/s", head.evidence)
-        page.paragraph(machine_words(max(group, key=lambda row: row.processes or 1)), colour=FAINT)
-        for series in series_of(points_of(group)):
-            page.space(0.06)
-            _add_series(page, series)
-    page.space(0.02)
-    failures = dict.fromkeys(row.status for row in rows if row.status != "ok")
-    hatched = f" Hatched: {', '.join(_WORDS.get(status, status) for status in failures)}." if failures else ""
-    shared = ", the same in each group of maps" if len({row.checkpoint for row in rows}) > 1 else ""
-    page.paragraph(f"Frame: the best.{hatched} Colours go with the logarithm{shared}.", colour=FAINT)
-    return page.render()
-
-
-def _simulated_twin(head: Row, groups: Sequence[Sequence[Row]]) -> Sequence[Row]:
-    """The simulated cells of the sweep that a row is of; none if there are none."""
-    same = ("model", "model_args", "variant", "profile")
-    twins = [group for group in groups if group[0].evidence == "simulated"]
-    return next((one for one in twins if all(getattr(one[0], name) == getattr(head, name) for name in same)), ())
-
-
-def _add_emulated(page: Page, group: Sequence[Row], twin: Sequence[Row]) -> None:
-    """Emulated cells, few of the sweep, each beside its simulated one."""
-    simulated = {_cell(point): point for point in points_of(twin)}
-    points, lines = points_of(group), []
-    batches = {point.batch for point in points}
-    for point in points:
-        both = {"simulated": simulated.get(_cell(point)), "emulated": point}
-        known = {kind: one.throughput for kind, one in both.items() if one and one.throughput}
-        failures = {kind: one.row.status for kind, one in both.items() if one and not one.throughput}
-        n, chunks, batch, mode = _cell(point)
-        size = f"n={n} m={chunks}" if len(batches) == 1 else f"n={n} b={batch}\nm={chunks}"
-        lines.append(Line(f"{size}\n{mode}", known, failures))
-    page.heading(f"{group[0].model}: cells of the sweep that are emulated, too", "simulated", "emulated")
-    of = f"; batch {min(batches)}" if len(batches) == 1 else ""
-    page.paragraph(f"{machine_words(group[0])}{of}", colour=FAINT)
-    page.space(0.05)
-    height_in = 0.27 if len(batches) == 1 else 0.4
-    add_lines(page, lines, "throughput (samples/s)", ("emulated", "simulated"), height_in=height_in)
-    add_legend(page, ["simulated", "emulated"])
-    letters = "n: partitions, m: micro-batches" + ("" if len(batches) == 1 else ", b: batch")
-    page.paragraph(f"Right: emulated over simulated, minus 1. {letters}.", colour=FAINT)
-
-
-def _cell(point: Point) -> tuple[int, int, int, str]:
-    return point.n, point.chunks, point.batch, point.row.checkpoint
 
 
 def machine_words(row: Row) -> str:
@@ -148,57 +59,93 @@ def machine_words(row: Row) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _add_series(page: Page, series: Series) -> None:
+def fitting(series: Sequence[Series]) -> list[Series]:
+    """The series of which some cell has a value; all where none has."""
+    good = [one for one in series if any(p.throughput for points in one.points.values() for p in points)]
+    return good or list(series)
+
+
+def _panels(rows: Sequence[Row], width_in: float) -> Rows:
+    found: Rows = []
+    for group in sweep_groups(rows):
+        head = max(group, key=lambda row: row.processes or 1)
+        title = f"{head.model}: throughput over partitions and micro-batches (samples/s)"
+        found.append(heading(title, [head.evidence], machine_words(head), width_in))
+        for series in fitting(series_of(points_of(group))):
+            found += [note(f"Fixed {series.title}", width_in, colour=INK, bold=True), _maps(series)]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """One checkpoint mode: its points, and what it shares with the maps beside it."""
+
+    points: Sequence[Point]
+    mode: str
+    numbers: list[int]
+    chunks: list[int]
+    norm: LogNorm
+    best: float
+
+
+def _maps(series: Series) -> Sequence[Panel]:
+    """A map per checkpoint mode, all with the same axes and colours."""
     every = [point for points in series.points.values() for point in points]
-    numbers = sorted({point.n for point in every})
-    chunks = sorted({point.chunks for point in every})
+    numbers, chunks = sorted({point.n for point in every}), sorted({point.chunks for point in every})
     values = [point.throughput for point in every if point.throughput]
-    best = max(values, default=0.0)
-    norm = LogNorm(min(values, default=0.5) * 0.999, best * 1.001 or 1.0)
-    height = len(numbers) * (_ROW_IN if len(numbers) < _MANY_ROWS else _LOW_ROW_IN)
-    pitch = _TITLE_IN + height + _GAP_IN
-    last = len(series.points) - 1
-
-    def maps(frame: Frame) -> None:
-        frame.text(0.06, 0.0, f"Fixed {series.title}", fontweight="bold")
-        for k, (mode, points) in enumerate(series.points.items()):
-            top = _TOP_IN + k * pitch
-            frame.text(_LEFT_IN, top + 0.02, f"checkpoint {mode}")
-            axes = frame.axes(_LEFT_IN, WIDTH_IN - _LEFT_IN - _RIGHT_IN, top + _TITLE_IN, height)
-            _draw_map(axes, points, (numbers, chunks), norm, best)
-            axes.set_yticks(range(len(numbers)), [str(n) for n in numbers])
-            axes.set_xticks(range(len(chunks)), [str(m) for m in chunks] if k == last else [])
-            axes.set_ylabel("partitions")
-            if k == last:
-                axes.set_xlabel("micro-batches (chunks)")
-
-    page.strip(_TOP_IN + (last + 1) * pitch + _AXIS_IN, maps)
+    norm = LogNorm(min(values, default=0.5) * 0.999, max(values, default=1.0) * 1.001)
+    shared = numbers, chunks, norm, max(values, default=0.0)
+    return [
+        Panel(partial(_draw, first=k == 0), _Map(points, mode, *shared), len(numbers) * _ROW_IN)
+        for k, (mode, points) in enumerate(series.points.items())
+    ]
 
 
-def _draw_map(
-    axes: Axes, points: Sequence[Point], labels: tuple[Sequence[int], Sequence[int]], norm: LogNorm, best: float
-) -> None:
-    numbers, chunks = labels
+def _draw(axes: Axes, shown: _Map, *, first: bool) -> None:
+    numbers, chunks = shown.numbers, shown.chunks
     axes.set(xlim=(-0.5, len(chunks) - 0.5), ylim=(len(numbers) - 0.5, -0.5))
+    axes.set_title(f"checkpoint {shown.mode}", fontsize="medium", pad=2)
+    axes.set_xticks(range(len(chunks)), [str(m) for m in chunks])
+    axes.set_yticks(range(len(numbers)), [str(n) for n in numbers] if first else [""] * len(numbers))
+    axes.set_xlabel("micro-batches (chunks)")
+    axes.set_ylabel("partitions" if first else "")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    colours = colormaps[_MAP]
-    places = [(chunks.index(point.chunks), numbers.index(point.n), point) for point in points]
-    failed: list[Box] = [(x - 0.5, y - 0.5, 1.0, 1.0) for x, y, point in places if point.throughput is None]
-    add_boxes(axes, failed, facecolor="white", edgecolor="#BBBBBB", hatch="//////", linewidth=0)
-    for x, y, point in places:
+    for point in shown.points:
+        x, y = chunks.index(point.chunks), numbers.index(point.n)
         if point.throughput is None:
+            axes.text(x, y, "-", ha="center", va="center_baseline")
             continue
-        shade = float(norm(point.throughput))
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colours(shade), linewidth=0))
-        ink = "white" if shade < _DARK else INK
+        shade = float(shown.norm(point.throughput))
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colormaps["cividis"](shade), linewidth=0))
+        ink = _ink(colormaps["cividis"](shade))
         axes.text(x, y, _short(point.throughput), ha="center", va="center_baseline", color=ink)
-        if point.throughput == best:
+        if point.throughput == shown.best:
             axes.add_patch(
                 Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor="#D55E00", linewidth=1.6, zorder=4)
             )
 
 
+def _ink(ground: tuple[float, float, float, float]) -> str:
+    """Black or white, whichever has more contrast to a colour (WCAG 2.2, relative luminance)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in ground[:3]]
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "black" if luminance > 0.179 else "white"
+
+
 def _short(value: float) -> str:
     """At most four letters."""
-    return f"{value / 1000:.1f}k" if value >= 1000 else significant(value)
+    return f"{value / 1000:.0f}k" if value >= _WIDEST else significant(value)
+
+
+SWEEP: Final = Figure(
+    name="sweep",
+    caption=(
+        "Throughput for each number of partitions and micro-batches, a map per checkpoint mode. A frame marks the best "
+        "of a row of maps; colours go with the logarithm. A dash: no value, mostly for want of memory."
+    ),
+    sources=("",),
+    read=read_sweep,
+    panels=_panels,
+    width_in=PAGE_IN,
+)

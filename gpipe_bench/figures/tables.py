@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.base import Selection
+from gpipe_bench.results.outcomes import printed_beside
 from gpipe_bench.results.peer_rows import PeerRow
-from gpipe_bench.results.rows import Row
-from gpipe_bench.results.tables import header_of, plain_records, read_records, read_table
+from gpipe_bench.results.rows import EVIDENCE, Row
+from gpipe_bench.results.tables import header_of, plain_records, read_records, read_table, read_text
 from gpipe_bench.results.timeline import TimelineEvent
 
 NEEDED: Final = (
@@ -46,6 +49,57 @@ def read_rows(path: Path, needed: Sequence[str] = NEEDED) -> list[Row]:
         ConfigError: as :func:`gpipe_bench.results.tables.read_table`.
     """
     return read_records(path, needed, Row)
+
+
+def evidence_in(path: Path) -> list[str]:
+    """The kinds of evidence that a table is of: published values stand beside others, and count if they are alone."""
+    found = {*read_text(path).get("evidence", [])}
+    return [kind for kind in EVIDENCE if kind in (found - {"published"} or found)]
+
+
+def read_selected(path: Path, selection: Selection) -> list[Row]:
+    """The rows of one kind of evidence.
+
+    Raises:
+        ConfigError: as :func:`read_rows`, or there is none.
+    """
+    rows = read_rows(path)
+    asked = selection.evidence
+    own = [row for row in rows if asked in ("", row.evidence)]
+    if not own:
+        known = ", ".join(dict.fromkeys(row.evidence for row in rows))
+        raise ConfigError([f"evidence must be of a kind that the rows have, got {asked!r}; use one of {known}"])
+    return own
+
+
+def read_beside(path: Path, selection: Selection) -> list[Row]:
+    """The rows of one kind of evidence, after those that they are compared with.
+
+    These are the published rows of the same settings, those of the table or else of the reference results; and beside
+    emulated rows the simulated ones of today's autograd engine, from the table or from that of the same hardware.
+    Simulated rows of two flavours are those of the autograd engine of print.
+    """
+    own = read_selected(path, selection)
+    if (kind := own[0].evidence) == "published":
+        return own
+    table = read_rows(path)
+    twins: list[Row] = []
+    if kind == "emulated":
+        folder = path.resolve().parent
+        other = folder.parent.parent / "simulated" / folder.name / path.name
+        twins = [row for row in table if row.evidence == "simulated"]
+        twins = twins or (read_rows(other) if other.is_file() else [])
+        twins = of_flavour(twins, "current")
+    elif kind == "simulated":
+        own = of_flavour(own, "published")
+    printed = [row for row in table if row.evidence == "published"] or read_rows(PUBLISHED_FOLDER / "rows.csv")
+    return [*printed_beside(own, printed), *twins, *own]
+
+
+def of_flavour(rows: Sequence[Row], flavour: str) -> list[Row]:
+    """Rows of one flavour, where there are two."""
+    two = len({row.flavour for row in rows}) > 1
+    return [row for row in rows if not two or row.flavour == flavour]
 
 
 def read_peers(path: Path) -> list[PeerRow]:

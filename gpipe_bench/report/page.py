@@ -1,8 +1,10 @@
-"""The page: findings, provenance, timelines, tables and figures of all sources as one HTML file."""
+"""The page: the answer, figures, tables, timelines and provenance of all sources as one HTML file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,33 +12,69 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from gpipe_bench import __version__
-from gpipe_bench.data import CAPTIONS_FOLDER
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.registry import FIGURES
 from gpipe_bench.figures.style import EVIDENCE_COLOURS
-from gpipe_bench.figures.tables import read_events
-from gpipe_bench.report.contents import Contents, read_contents
-from gpipe_bench.report.findings.collect import findings_of, runs_of
+from gpipe_bench.figures.tables import is_race, read_events, read_rows
+from gpipe_bench.report.answer import answers
 from gpipe_bench.report.provenance import origin
-from gpipe_bench.report.sections import make_sections, section_name
-from gpipe_bench.report.sources import Source, check_folder, find_sources
+from gpipe_bench.report.sources import Source, find_sources
+from gpipe_bench.report.tables import PageTable, page_table
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
-from gpipe_bench.results.rows import EVIDENCE
+from gpipe_bench.results.catalogue import DrawnFigure, figures_of, run_name
+from gpipe_bench.results.rows import EVIDENCE, Row
+from gpipe_bench.results.tables import read_text
 from gpipe_bench.util.files import write_files
 
 Step = Callable[[int, int, str], None]
 
-_STEPS: Final = 4
-_PARTS: Final = ("page.css", "tables.js", "figures.js", "timeline.js")
+_PARTS: Final = ("page.css", "page.js", "timeline.js")
+_NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
+_TITLES: Final = {
+    "ablation": "Components",
+    "speed": "Published tables",
+    "memory": "Published tables",
+    "predictions": "Published tables",
+    "sweep": "Partitions and micro-batches",
+    "why": "Partitions and micro-batches",
+    "schedules": "Schedules",
+    "advice": "Advice",
+    "transparency": "Training with and without the pipeline",
+    "peers": "Other pipelines",
+}
+"""The sections of tables and figures by the first words of their names, in order; all others are in a last one."""
+
+_OTHERS: Final = "Other tables and figures"
 
 
-def write_report(
-    results: Path, figures: Path | None, captions: Path | None, out: Path, step: Step = lambda *_: None
-) -> Path:
+@dataclass(frozen=True, slots=True)
+class PageFigure:
+    """A figure inside the page: its name, the evidence and hardware that it is of, the picture, and the caption."""
+
+    id: str
+    title: str
+    evidence: str
+    hardware: str
+    image: Markup
+    caption: str
+    table: str
+
+
+@dataclass(slots=True)
+class Section:
+    """What the page says of one experiment."""
+
+    title: str
+    figures: list[PageFigure] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)
+
+
+def write_report(results: Path, figures: Path | None, out: Path, step: Step = lambda *_: None) -> Path:
     """Write the report of a run, or of reference results.
 
     Args:
         results: folder of CSV tables: those of a run, or reference results in a folder per evidence and hardware.
         figures: folder of SVG files; None for the one that belongs to ``results``.
-        captions: reStructuredText files named like figures; None for those of the workflow.
         out: the HTML file.
         step: called before each of the page's parts with the number of finished parts, of all parts, and
             the name of the next.
@@ -45,46 +83,104 @@ def write_report(
         ConfigError: a folder does not exist, no table has a row, or a table cannot be read.
         OutputError: the file cannot be written.
     """
-    if captions is not None:
-        check_folder("--captions", captions)
     sources = find_sources(results, figures)
-    step(0, _STEPS, "(reading tables)")
-    contents = read_contents(sources)
-    step(1, _STEPS, "(tables and figures)")
-    sections = make_sections(sources, contents, captions or CAPTIONS_FOLDER)
-    step(2, _STEPS, "(findings)")
-    stems = [path.stem for source in sources for path in source.tables]
-    findings = [(finding, section_name(finding.section, stems)) for finding in findings_of(contents)]
-    step(3, _STEPS, "(timelines)")
-    text = _render(
-        findings=findings,
+    paths = [path for source in sources for path in source.tables]
+    step(0, 3, "(reading tables)")
+    texts = {path: read_text(path) for path in paths}
+    if not any(map(len, texts.values())):
+        rule = "tables must have at least one row"
+        raise ConfigError([f"{rule}, got headers alone in {', '.join(map(str, paths))}; run them first"])
+    rows = {path: read_rows(path, _NEEDED) for path in paths if _has_rows(path, texts[path])}
+    step(1, 3, "(tables and figures)")
+    sections = _sections(sources, texts)
+    step(2, 3, "(timelines)")
+    asked = [row for path, own in rows.items() if path.stem in ("ablation", "rows") for row in own]
+    evidence = [kind for text in texts.values() if "evidence" in text for kind in text["evidence"]]
+    page = _render(
+        answers=answers(_comparable(asked)),
         sections=sections,
-        origins=[origin(path, results) for source in sources for path in source.tables],
-        counts=_counts(contents),
-        sets=[one for source in sources for one in _timelines(source, contents)],
+        origins=[origin(path, results) for path in paths],
+        counts={kind: evidence.count(kind) for kind in EVIDENCE if kind in evidence},
+        timeline={"kinds": kinds(), "fields": EVENT_FIELDS, "sets": list(_timelines(sources, rows))},
     )
-    write_files({out: text})
+    write_files({out: page})
     return out
 
 
-def _timelines(source: Source, contents: Contents) -> list[dict[str, Any]]:
-    sets: list[dict[str, Any]] = []
-    for path in (path for path in source.tables if path in contents.read):
-        events = path.with_name(f"{path.stem}_events.csv")
-        # A table of events without any has a header alone.
-        if events.exists() and events.read_bytes().count(b"\n") > 1:
-            name = f"{path.stem} on {source.hardware}" if source.hardware else path.stem
-            sets += timeline_set(name, read_events(events), contents.read[path])
-    return sets
+def _has_rows(path: Path, text: Any) -> bool:
+    return bool(len(text)) and not is_race(path) and set(_NEEDED) <= set(text.columns)
 
 
-def _counts(contents: Contents) -> dict[str, int]:
-    """How many rows there are of each kind of evidence."""
-    found = [run.evidence for run in runs_of(contents)]
-    return {name: found.count(name) for name in EVIDENCE if name in found}
+def _comparable(rows: Sequence[Row]) -> list[Row]:
+    """The rows of ablations: of the published ones those of settings with several variants."""
+    several = {(row.model, row.model_args, row.batch_size) for row in rows if row.variant == "baseline"}
+    return [
+        row for row in rows if row.evidence != "published" or (row.model, row.model_args, row.batch_size) in several
+    ]
 
 
-def _render(sets: Sequence[Mapping[str, Any]], **words: Any) -> str:
+def _sections(sources: Sequence[Source], texts: dict[Path, Any]) -> list[Section]:
+    sections = {title: Section(title) for title in dict.fromkeys([*_TITLES.values(), _OTHERS])}
+
+    def section(stem: str) -> Section:
+        return sections[_TITLES.get(stem.partition("_")[0], _OTHERS)]
+
+    for source in sources:
+        on = f" on {source.hardware}" if source.hardware else ""
+        for path in (path for path in source.tables if len(texts[path])):
+            table = page_table(f"{path.stem.replace('_', ' ')}{on}", texts[path])
+            table.evidence = table.evidence or source.evidence
+            section(path.stem).tables.append(table)
+        drawn = dict(_drawn(source))
+        for path in source.images:
+            section(path.stem).figures.append(_figure(path, source, drawn.get(path.stem)))
+    return [one for one in sections.values() if one.figures or one.tables]
+
+
+def _drawn(source: Source) -> Iterator[tuple[str, DrawnFigure]]:
+    """The figures of the tables of a source by the names of their files; those of a run end with the evidence."""
+    for path in source.tables:
+        for kind in [source.evidence] if source.evidence else EVIDENCE:
+            for one in figures_of(path, kind):
+                yield one.name if source.evidence else run_name(one.name, kind), one
+
+
+def _figure(path: Path, source: Source, drawn: DrawnFigure | None) -> PageFigure:
+    # As a part of the page, so that its text can be searched: without the prologue of a file, names of groups, which
+    # other figures have, too, and the font, which the page says once.
+    picture = path.read_text(encoding="utf-8")
+    picture = re.sub(r"<metadata>.*?</metadata>", "", picture[picture.index("<svg") :], flags=re.DOTALL)
+    picture = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", re.sub(r"\s*\n\s*", " ", picture)).replace("> <", "><")
+    picture = picture.replace("font-family: 'DejaVu Sans', Verdana, sans-serif; ", "")
+    title = drawn.name if drawn else path.stem
+    return PageFigure(
+        id="-".join(filter(None, ("figure", source.place, path.stem))),
+        title=title.replace("_", " "),
+        evidence=drawn.evidence if drawn else source.evidence or _evidence_in(path.stem),
+        hardware=source.hardware,
+        image=Markup(picture),  # noqa: S704 - a figure of this project
+        caption=FIGURES[drawn.kind].caption if drawn else "",
+        table=str(drawn.table) if drawn else "",
+    )
+
+
+def _evidence_in(name: str) -> str:
+    """The evidence that a name of a file ends with; studies name the figures of a run like that, too."""
+    end = name.rpartition("_")[2]
+    return end if end in EVIDENCE else ""
+
+
+def _timelines(sources: Sequence[Source], rows: dict[Path, list[Row]]) -> Iterator[dict[str, Any]]:
+    for source in sources:
+        for path in (path for path in source.tables if path in rows):
+            events = path.with_name(f"{path.stem}_events.csv")
+            # A table of events without any has a header alone.
+            if events.exists() and events.read_bytes().count(b"\n") > 1:
+                name = f"{path.stem} on {source.hardware}" if source.hardware else path.stem
+                yield from timeline_set(name, read_events(events), rows[path])
+
+
+def _render(**words: Any) -> str:
     loader = PackageLoader("gpipe_bench.report", "parts")
     # select_autoescape knows .html and leaves the parts of the page that are no HTML as they are.
     environment = Environment(
@@ -92,7 +188,6 @@ def _render(sets: Sequence[Mapping[str, Any]], **words: Any) -> str:
     )
     # Styles and scripts of this package, put into the page as they are.
     parts = {name: Markup(loader.get_source(environment, name)[0]) for name in _PARTS}  # noqa: S704
-    data = {"kinds": kinds(), "fields": EVENT_FIELDS, "sets": list(sets)}
     return environment.get_template("page.html").render(
-        timeline=data, colours=EVIDENCE_COLOURS, version=__version__, parts=parts, **words
+        colours=EVIDENCE_COLOURS, version=__version__, parts=parts, **words
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
 from gpipe_bench.components import PUBLISHED
-from gpipe_bench.figures.chart import KIND_COLOURS
 from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.lanes import lane_keys, stack
 from gpipe_bench.figures.runs import Run, choose_run
 from gpipe_bench.figures.tables import RecordedEvent
+from gpipe_bench.figures.timelines import KIND_COLOURS
+from gpipe_bench.results.outcomes import way_of
 from gpipe_bench.results.rows import EVIDENCE, Row
 from gpipe_bench.results.timeline import KINDS, TimelineEvent, computing_devices
 
@@ -20,17 +22,7 @@ EVENT_FIELDS: Final = (
 )
 """What the numbers of an event are, in order; ``kind`` and ``device`` are indices."""
 
-_LETTERS: Final = {
-    "forward": "F",
-    "recompute": "R",
-    "backward": "B",
-    "backward_inputs": "I",
-    "backward_weights": "W",
-    "copy": "C",
-    "copy_grad": "c",
-    "portal": "P",
-    "portal_grad": "p",
-}
+_LETTERS: Final = dict(zip(KINDS, "FRBIWCcPp", strict=True))
 
 
 def kinds() -> list[dict[str, str]]:
@@ -41,7 +33,8 @@ def kinds() -> list[dict[str, str]]:
 def timeline_set(name: str, events: Sequence[RecordedEvent], rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The recorded steps of one experiment: a set per kind of evidence, in each a run per cell.
 
-    Of several repeats the one whose step time is nearest to their median.
+    Where there are published variants, these alone. Of several repeats the one whose step time is nearest to their
+    median.
 
     Args:
         name: of the experiment.
@@ -57,19 +50,38 @@ def timeline_set(name: str, events: Sequence[RecordedEvent], rows: Sequence[Row]
         for record in events:
             if record.evidence == evidence:
                 cells.setdefault(record.cell, []).append(record)
-        runs = [_run(records, rows) for records in cells.values()]
+        printed = {cell: own for cell, own in cells.items() if own[0].variant in PUBLISHED}
+        runs = [_choose(records, rows) for records in (printed or cells).values()]
         if runs:
-            runs.sort(key=_order)
-            _name_apart(runs)
-            sets.append({"name": f"{name}, {evidence}", "evidence": evidence, "runs": runs})
+            runs.sort(key=lambda run: (run.row.flavour != "published", _place(run.row.variant)))
+            names = _names([run.row for run in runs])
+            drawn = [
+                {"name": one, "words": _words(run), **_drawn(run.events)} for one, run in zip(names, runs, strict=True)
+            ]
+            sets.append({"name": f"{name}, {evidence}", "evidence": evidence, "runs": drawn})
     return sets
 
 
-def _run(records: Sequence[RecordedEvent], rows: Sequence[Row]) -> dict[str, Any]:
+def _choose(records: Sequence[RecordedEvent], rows: Sequence[Row]) -> Run:
     head = records[0]
     own = [row for row in rows if row.cell == head.cell] or list(rows)
-    run = choose_run(records, own, head.variant, head.evidence)
-    return {"variant": head.variant, "cell": head.cell, "words": _words(run), **_drawn(run.events)}
+    return choose_run(records, own, head.variant, head.evidence)
+
+
+def _place(variant: str) -> int:
+    return PUBLISHED.index(variant) if variant in PUBLISHED else len(PUBLISHED)
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """What tells runs apart: the way to run or the variant, the autograd engine, and the numbers where they differ."""
+    flavours = len({row.flavour for row in rows}) > 1
+    names = []
+    for row in rows:
+        flavour = f" (PyTorch {'1.3' if row.flavour == 'published' else '2'})" if flavours else ""
+        names.append(f"{way_of(row) or row.variant}{flavour}")
+    many = Counter(names)
+    numbers = [f", n={row.partitions}, m={row.chunks}, {row.checkpoint}, batch {row.batch_size}" for row in rows]
+    return [name + (more if many[name] > 1 else "") for name, more in zip(names, numbers, strict=True)]
 
 
 def _words(run: Run) -> str:
@@ -89,21 +101,9 @@ def _drawn(events: Sequence[TimelineEvent]) -> dict[str, Any]:
     for lane, key in enumerate(keys):
         for box in stack([event for event in events if (event.partition, event.stream) == key], span):
             event = box.event
-            times = [round(value - zero, 2) for value in (event.start_us, event.end_us, event.issue_us)]
+            times = [round(value - zero, 1) for value in (event.start_us, event.end_us, event.issue_us)]
             ends = [event.bytes, devices.index(event.device), box.track, box.tracks]
             boxes.append([lane, KINDS.index(event.kind), event.microbatch, event.partition, *times, *ends])
     own = {j: [event for event in events if event.partition == j] for j, _ in keys}
     lanes = [{"partition": j, "stream": stream, "device": computing_devices(own[j])} for j, stream in keys]
-    return {"span_us": round(span, 2), "devices": devices, "lanes": lanes, "events": boxes}
-
-
-def _order(run: dict[str, Any]) -> tuple[int, str]:
-    variant = run["variant"]
-    return (PUBLISHED.index(variant) if variant in PUBLISHED else len(PUBLISHED), str(run["cell"]))
-
-
-def _name_apart(runs: Sequence[dict[str, Any]]) -> None:
-    """A variant names its run, unless another run of the set has the same; then the cell does."""
-    variants = [run["variant"] for run in runs]
-    for run in runs:
-        run["name"] = run["variant"] if variants.count(run["variant"]) == 1 else run["cell"]
+    return {"span_us": round(span, 1), "devices": devices, "lanes": lanes, "events": boxes}

@@ -7,8 +7,8 @@ The evidence stands in the path, so that no file of a simulated number goes with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,23 +21,45 @@ COMPANION_SUFFIXES: Final = ("_devices", "_steps", "_events", "_layers", "_verdi
 """Ends of the names of tables that lie beside a table of rows."""
 
 _EVIDENCE: Final = ("simulated", "emulated", "measured")
+_KINDS: Final = {
+    "speed": "tables",
+    "memory": "tables",
+    "sweep": "sweep",
+    "advice": "advice",
+    "schedules_timelines": "schedules_timelines",
+}
+"""The figure of a table by the beginning of its name."""
+
+_SCHEDULES: Final = {
+    "simulated": ("schedules_pareto", "schedules_scaling"),
+    "emulated": ("schedules_bubbles",),
+    "measured": ("schedules_bubbles",),
+}
+"""The figures of the comparison of schedules by the evidence."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceFigure:
-    """One figure.
+class DrawnFigure:
+    """One figure of one table.
 
     Attributes:
-        kind: how it is drawn: the command of ``python -m gpipe_bench figure``.
+        kind: its name in ``gpipe-bench figure``.
         table: its rows.
-        place: folder of its files below the folder of all figures, such as ``simulated-p40``.
         name: of the files, without suffix.
+        evidence: the kind that it is of.
+        place: folder of its files below the folder of all figures, such as ``simulated-p40``; empty for a run.
     """
 
     kind: str
     table: Path
-    place: str
     name: str
+    evidence: str
+    place: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The words after ``gpipe-bench figure`` that draw it, but for the place of its files."""
+        return [self.kind, "--rows", str(self.table), "--evidence", self.evidence]
 
     def paths(self, out: Path) -> list[Path]:
         """The files below ``out``."""
@@ -55,39 +77,59 @@ def reference_companions(name: str, folder: Path = REFERENCE) -> list[Path]:
     return sorted(path for evidence in _EVIDENCE for path in folder.glob(f"{evidence}/*/{name}.csv"))
 
 
-def reference_figures(folder: Path = REFERENCE) -> list[ReferenceFigure]:
+def reference_figures(folder: Path = REFERENCE) -> list[DrawnFigure]:
     """The figures of all reference tables but those of studies, sorted.
 
-    Emulated cells of a sweep have none: they are too few for a map.
+    Of the sweeps those that are simulated: the cells that are emulated or measured are too few for a map.
     """
-    figures = [figure for table in reference_tables(folder) for figure in _figures(table)]
-    return [one for one in figures if not (one.kind in ("sweep", "why") and one.place.startswith("emulated"))]
+    found = []
+    for table in reference_tables(folder):
+        evidence, place = table.parent.parent.name, f"{table.parent.parent.name}-{table.parent.name}"
+        own = figures_of(table, evidence, published=evidence != "measured")
+        found += [
+            replace(one, place=place) for one in own if one.kind not in ("sweep", "why") or evidence == "simulated"
+        ]
+    return found
 
 
-def _figures(table: Path) -> Iterator[ReferenceFigure]:
-    place = f"{table.parent.parent.name}-{table.parent.name}"
-    if table.stem == "ablation":
-        yield from _ablation_figures(table, place)
-    elif table.stem in ("speed", "memory"):
-        yield ReferenceFigure("tables", table, place, table.stem)
-    elif table.stem.startswith("sweep_"):
-        yield ReferenceFigure("sweep", table, place, table.stem)
-        yield ReferenceFigure("why", table, place, table.stem.replace("sweep_", "why_", 1))
-    elif table.stem.startswith("schedules"):
-        yield from _schedule_figures(table, place)
-    elif table.stem.startswith("advice"):
-        yield ReferenceFigure("advice", table, place, table.stem)
+def figures_of(table: Path, evidence: str, *, published: bool = True) -> list[DrawnFigure]:
+    """The figures of what a table has of one kind of evidence; named like it, or like a part of its name.
+
+    Args:
+        table: its path.
+        evidence: the kind.
+        published: whether an ablation has published variants of this kind, which alone have shares and timelines.
+    """
+    name = table.stem
+    if name == "ablation":
+        more = ("shares", "timelines") if published else ()
+        return [
+            DrawnFigure(name, table, name, evidence),
+            *(DrawnFigure(kind, table, f"{name}_{kind}", evidence) for kind in more),
+        ]
+    if name == "schedules":
+        return [DrawnFigure(kind, table, kind, evidence) for kind in _SCHEDULES[evidence]]
+    kind = next((kind for start, kind in _KINDS.items() if name == start or name.startswith(f"{start}_")), "")
+    found = [DrawnFigure(kind, table, name, evidence)] if kind else []
+    return [*found, DrawnFigure("why", table, name.replace("sweep", "why", 1), evidence)] if kind == "sweep" else found
 
 
-def _ablation_figures(table: Path, place: str) -> Iterator[ReferenceFigure]:
-    yield ReferenceFigure("ablation", table, place, "ablation")
-    if not place.startswith("measured"):
-        yield ReferenceFigure("shares", table, place, "ablation_shares")
-        if table.with_name("ablation_events.csv").is_file():
-            yield ReferenceFigure("timelines", table, place, "ablation_timelines")
+def run_name(name: str, evidence: str) -> str:
+    """The name of the files of a figure in a run: it ends with the evidence."""
+    return name if name.endswith(f"_{evidence}") else f"{name}_{evidence}"
 
 
-def _schedule_figures(table: Path, place: str) -> Iterator[ReferenceFigure]:
-    parts = ("pareto", "scaling") if place.startswith("simulated") else ("bubbles",)
-    for part in ("timelines",) if table.stem == "schedules_timelines" else parts:
-        yield ReferenceFigure("schedules", table, place, f"schedules_{part}")
+def run_figures(tables: Mapping[str, Sequence[str]], published: Sequence[str]) -> dict[str, DrawnFigure]:
+    """The figures of a run by the names of their files, which end with the evidence.
+
+    Args:
+        tables: the kinds of evidence that each table of the run has, by its name.
+        published: the kinds of evidence of which the ablation has published variants.
+    """
+    drawn = {}
+    for name, kinds in tables.items():
+        for kind in kinds:
+            for one in figures_of(Path("results") / f"{name}.csv", kind, published=kind in published):
+                found = replace(one, name=run_name(one.name, kind))
+                drawn[found.name] = found
+    return drawn

@@ -68,12 +68,12 @@ def emulate(
 @app.command()
 def figure(
     rows: Annotated[Path, typer.Option(help="Table of rows.")],
-    out: Annotated[Path, typer.Option(help="Path of the first figure without its suffix.")],
+    out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
 ) -> None:
-    """Draw two figures from the table alone: throughput of networks, and, as <out>_host, host time of tiny layers."""
-    from studies.peers.figure import draw_race
+    """Draw throughput of networks and host time of tiny layers from the table alone."""
+    from studies.peers.figure import PEERS
 
-    typer.echo(f"wrote {', '.join(map(str, draw_race(rows, out)))}")
+    typer.echo(f"wrote {', '.join(map(str, PEERS.draw(rows, out)))}")
 
 
 @app.command()

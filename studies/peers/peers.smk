@@ -6,10 +6,10 @@ from gpipe_bench.bench.storage.sources import source_digest
 
 
 rule peers:
-    """Host time, throughput and gradients of the engine and its peers, and the figures."""
+    """Host time, throughput and gradients of the engine and its peers, and the figure."""
     input:
         expand("results/peers{table}.csv", table=["", "_steps", "_ratios", "_configurations"]),
-        expand("figures/peers{part}.{suffix}", part=["", "_host"], suffix=["svg", "pdf", "png"]),
+        multiext("figures/peers_measured", ".svg", ".pdf", ".png"),
 
 
 rule race_peers:
@@ -41,28 +41,13 @@ rule figure_peers:
     input:
         rows="results/peers.csv",
     output:
-        svg=report(
-            ensure("figures/peers.svg", non_empty=True),
-            caption="../../workflows/report/peers.rst",
-            category="Peers",
-            labels={"figure": "throughput of pipelines over the plain module", "evidence": "measured"},
-        ),
-        pdf=ensure("figures/peers.pdf", non_empty=True),
-        png=ensure("figures/peers.png", non_empty=True),
-        host=report(
-            ensure("figures/peers_host.svg", non_empty=True),
-            caption="../../workflows/report/peers_host.rst",
-            category="Peers",
-            labels={"figure": "host time of pipelines and the plain module", "evidence": "measured"},
-        ),
-        host_pdf=ensure("figures/peers_host.pdf", non_empty=True),
-        host_png=ensure("figures/peers_host.png", non_empty=True),
+        ensure(multiext("figures/peers_measured", ".svg", ".pdf", ".png"), non_empty=True),
     log:
         "logs/figure_peers.log",
     conda:
         "../../workflows/envs/gpipe_bench.yaml"
     params:
-        stem=subpath(output.svg, strip_suffix=".svg"),
+        stem=subpath(output[0], strip_suffix=".svg"),
         sources=source_digest("studies.peers.figure"),
     shell:
         "python -m studies.peers figure --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"

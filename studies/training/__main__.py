@@ -64,10 +64,11 @@ def figure(
     out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
     model: Annotated[str, typer.Option(help="The model to draw.")] = "unet",
 ) -> None:
-    """Draw losses, gradient differences, statistics and accuracies from the tables alone."""
-    from studies.training.figure import draw_training
+    """Draw gradient differences, and losses and accuracies beside the plain model, from the tables alone."""
+    from gpipe_bench.figures.base import Selection
+    from studies.training.figure import TRAINING
 
-    typer.echo(f"wrote {', '.join(map(str, draw_training(rows, model, out)))}")
+    typer.echo(f"wrote {', '.join(map(str, TRAINING.draw(rows, out, Selection(model=model))))}")
 
 
 @app.command()

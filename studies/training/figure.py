@@ -1,23 +1,49 @@
-"""The figure of the study: losses, gradients, running statistics, and claims beside the plain model."""
+"""Training with and without the pipeline: gradients, and what the last loss and the accuracy say of a difference.
+
+Arms of which a claim is the same to the bit share a line: a pipeline computes the same in every checkpoint mode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.style import INK, OKABE_ITO, RULE, draw
+from gpipe_bench.figures.base import Figure, Panel, Rows, Selection, across, heading, legend, note
+from gpipe_bench.figures.style import INK, OKABE_ITO, RULE
 from gpipe_bench.results.tables import plain_records, read_table
-from gpipe_bench.results.transparency_rows import CLAIM_COLUMNS, LAYER_COLUMNS, STEP_COLUMNS, TransparencyRow, arm_label
-from studies.strips import Strip, stacked
+from gpipe_bench.results.transparency_rows import (
+    CLAIM_COLUMNS,
+    LAYER_COLUMNS,
+    STEP_COLUMNS,
+    TransparencyRow,
+    arm_label,
+)
 
-STYLES: Final = {
+_TO: Final = ("plain", "accumulated")
+"""What gradients are compared with: the plain model, and micro-batches whose gradients add up without a pipeline."""
+
+_FLOOR: Final = 1e-18
+_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "": TransparencyRow.columns(),
+    "_steps": STEP_COLUMNS,
+    "_layers": LAYER_COLUMNS,
+    "_verdict": CLAIM_COLUMNS,
+}
+_LAST_KEY: Final = {"_steps": "step", "_layers": "layer", "_verdict": "reference"}
+"""The last of the columns by which lines of a companion differ; all before it count too."""
+
+Tables = Mapping[str, pd.DataFrame]
+
+ARM_STYLES: Final[dict[str, tuple[str, Any, str]]] = {
     "plain": (OKABE_ITO["black"], "-", "o"),
     "accumulated": (OKABE_ITO["orange"], "--", "^"),
     "always": (OKABE_ITO["vermilion"], "-", "v"),
@@ -25,166 +51,126 @@ STYLES: Final = {
     "never": (OKABE_ITO["sky"], ":", "D"),
     "deferred": (OKABE_ITO["blue"], "-", "o"),
 }
-"""Colour, line and marker of the arms that are told apart."""
+"""Colour, line and marker of the arms that are told apart; each differs from the others in two of them."""
 
-_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
-    "": TransparencyRow.columns(), "_steps": STEP_COLUMNS, "_layers": LAYER_COLUMNS, "_verdict": CLAIM_COLUMNS,
-}  # fmt: skip
-_QUANTITIES: Final = {
+_NAMES: Final = {
     "loss_last_to_plain": "training loss of the last step",
     "accuracy_fraction": "accuracy, evaluation",
     "accuracy_batch_fraction": "accuracy, norms by held-out batch",
     "iou_fraction": "intersection over union",
 }
-_FLOOR: Final = 1e-18
-_NOTES: Final = (
-    "Lines: medians of the seeds; thin: each. Bars: 95% intervals of",
-    "paired differences; grey: margin. 'pipeline': all checkpoint",
-    "modes, the same to the bit.",
-)
-_NO_NORMS: Final = "No batch normalisation in this model: nothing to defer."
-_BROAD: Final = ("plain", "accumulated micro-batches")
-Tables = dict[str, pd.DataFrame]
 
-
-def draw_training(rows_csv: Path, model: str, out_stem: Path) -> list[Path]:
-    """Draw one model of the tables whose rows are in ``rows_csv``; gives the paths: SVG, PDF, PNG.
-
-    Raises:
-        ConfigError: a table cannot be read or lacks a column, or has no row of the model that is ok.
-        OutputError: the figure cannot be written.
-    """
-    tables: Tables = {}
-    for suffix, columns in _COLUMNS.items():
-        path = rows_csv.with_name(f"{rows_csv.stem}{suffix}{rows_csv.suffix}")
-        records, kind = None if suffix else TransparencyRow, f"transparency{suffix.replace('_', '-')}"
-        table = read_table(path, columns, records, kind=kind, empty=suffix == "_layers")
-        tables[suffix] = table[table["model"] == model]
-    rows = tables[""]
-    if not any(rows["status"] == "ok"):
-        raise ConfigError([f"table must have a row of {model} that is ok, got none in {rows_csv}; read their reasons"])
-    return draw(training_figure, tables, out_stem)
+_VALUES: Final = ("estimate", "low", "high", "verdict")
 
 
 def draw_reference(out: Path = Path("figures/reference")) -> Iterator[list[Path]]:
     """Draw every model of every committed table below ``out``; gives the paths of each figure."""
     for table in sorted(REFERENCE_FOLDER.glob("measured/*/transparency.csv")):
         for model in ("amoebanet-d", "unet"):
-            yield draw_training(table, model, out / f"measured-{table.parent.name}" / f"transparency_{model}")
+            stem = out / f"measured-{table.parent.name}" / f"transparency_{model}"
+            yield TRAINING.draw(table, stem, Selection(model=model))
 
 
-def training_figure(tables: Tables) -> Figure:
-    """The figure of the tables of one model, to be called inside :func:`gpipe_bench.figures.style.drawing`."""
-    rows = tables[""][tables[""]["status"] == "ok"]
+def _read(rows_csv: Path, selection: Selection) -> Tables:
+    """The four tables of the experiment, or what they have of one model."""
+    tables: dict[str, pd.DataFrame] = {}
+    problems: list[str] = []
+    for suffix, columns in _COLUMNS.items():
+        path = rows_csv.with_name(f"{rows_csv.stem}{suffix}{rows_csv.suffix}")
+        records, name = None if suffix else TransparencyRow, f"transparency{suffix.replace('_', '-')}"
+        key = columns[: columns.index(_LAST_KEY[suffix]) + 1] if suffix else ()
+        try:
+            tables[suffix] = read_table(path, columns, records, kind=name, key=key, empty=suffix == "_layers")
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    model, known = selection.model, tables[""]["model"].unique()
+    if model and model not in known:
+        raise ConfigError([f"model must be one of {', '.join(known)}, got {model!r}; use one of them"])
+    if model:
+        tables = {name: table[table["model"] == model] for name, table in tables.items()}
+    if not any(tables[""]["status"] == "ok"):
+        raise ConfigError([f"table must have a row that is ok, got none in {rows_csv}; read their reasons"])
+    return tables
+
+
+def _panels(tables: Tables, width_in: float) -> Rows:
+    good = tables[""][tables[""]["status"] == "ok"]
+    models = good["model"].unique()
+    return across(
+        _model(model, {name: table[table["model"] == model] for name, table in tables.items()}, width_in)
+        for model in models
+    )
+
+
+def _model(model: str, tables: Tables, width_in: float) -> Rows:
+    rows = tables[""]
+    (head,) = plain_records(rows[rows["status"] == "ok"].head(1))
+    seeds = len(rows["seed"].unique())
+    setting = f"batch {head['batch_size']}, {head['chunks']} chunks, {head['partitions']} partitions, {seeds} seeds"
+    setting = f"{head['data']}; {head['model_args'].replace(';', ', ')}; {setting}"
     steps, layers, claims = (
         table[(table["precision"] == "float32") & (table["normalisation"] == "batch")]
         for table in (tables["_steps"], tables["_layers"], tables["_verdict"])
     )
     # Without running statistics there is nothing to defer: the runs that ask for it repeat the others.
-    claims = claims if len(layers) else claims[~claims["deferred_batch_norm"].fillna(False).astype(bool)]
-    claimed = {name: _lines(claims[claims["quantity"] == name]) for name in _QUANTITIES}
-    claimed = {name: lines for name, lines in claimed.items() if lines}
-    (head,) = plain_records(rows.head(1))
-    size = f"{head['chunks']} chunks, {head['partitions']} partitions, {len(rows['seed'].unique())} seeds"
-    top = [f"{head['model']}, with and without pipeline", str(head["data"]), f"batch {head['batch_size']}, {size}"]
-    strips = [
-        Strip("Training loss", 0.7, above_in=0.16, below_in=0.33),
-        Strip("Gradient difference at each step (relative)", 0.65, above_in=0.16, below_in=0.33),
+    claims = claims if len(layers) else claims[~claims["deferred_batch_norm"].fillna(False)]
+    title = f"{model}: training with and without the pipeline"
+    words = "No batch normalisation in this model: deferring it changes nothing, and is left out."
+    return [
+        heading(title, [head["evidence"]], setting, width_in),
+        note("Gradients of the pipeline, difference at each step:", width_in, colour=INK, bold=True),
+        [Panel(_gradients, steps, 0.75)],
+        legend([_handle(style, f"to {style} {'micro-batches' if style != 'plain' else ''}") for style in _TO], 2),
+        *_claims(claims, width_in),
+        *([note(words, width_in)] if layers.empty else []),
     ]
-    if len(layers):
-        title = "Running variance after step 1, difference to plain"
-        strips.append(Strip(title, 0.75, above_in=0.16, below_in=0.33))
-    strips += [
-        Strip(f"Minus plain: {_QUANTITIES[name]}", 0.06 + 0.125 * len(lines), left_in=1.37, right_in=0.9)
-        for name, lines in claimed.items()
-    ]
-    figure, axes = stacked(top, str(head["evidence"]), strips, _NOTES if len(layers) else [*_NOTES, _NO_NORMS])
-    _losses(axes[0][0], steps)
-    _gradients(axes[1][0], steps)
-    if len(layers):
-        _statistics(axes[2][0], layers)
-    for lines, (own,) in zip(reversed(claimed.values()), reversed(axes), strict=False):
-        _claims(own, lines)
-    return figure
 
 
-def _line(axes: Axes, records: pd.DataFrame, xy: tuple[str, str], style: str, label: str) -> None:
-    """The median over seeds, each seed thin beside it; those that others lie on are broad."""
-    x, y = xy
-    colour, dash, marker = STYLES[style]
-    by_seed = records.pivot_table(index=x, columns="seed", values=y, aggfunc="first").clip(lower=_FLOOR)
-    if x == "step":
-        axes.plot(by_seed.index, by_seed, color=colour, linewidth=0.3, alpha=0.5)
-    axes.plot(
-        by_seed.index, by_seed.median(axis=1), color=colour, linestyle=dash, linewidth=2.4 if label in _BROAD else 0.9,
-        marker=marker, markersize=2.4, markevery=max(1, len(by_seed) // 8), label=label,
-    )  # fmt: skip
+def _claims(claims: pd.DataFrame, width_in: float) -> Rows:
+    """A panel for each quantity in which arms are compared with the plain model."""
+    present = [name for name in _NAMES if name in set(claims["quantity"])]
+    if "iou_fraction" in present and "accuracy_batch_fraction" in present:
+        present.remove("accuracy_batch_fraction")
+    # One seed gives no interval: the estimate stands for both of its ends.
+    ends = {end: claims[end].fillna(claims["estimate"]) for end in ("low", "high")}
+    found: Rows = []
+    for name in present:
+        own = claims.assign(**ends)[claims["quantity"] == name]
+        lines = _lines(own)
+        reach = max(own["margin"].iloc[0], *own[["low", "high"]].abs().max()) * 1.15
+        draw = partial(_draw_claims, reach=reach)
+        found.append(note(f"Minus plain: {_NAMES[name]}", width_in, colour=INK, bold=True))
+        found.append([Panel(draw, lines, 0.125 * len(lines) + 0.06)])
+    return found
 
 
-def _of(records: pd.DataFrame, arm: str, checkpoint: str = "", *, deferred: bool = False) -> pd.DataFrame:
-    own = (records["arm"] == arm) & (records["checkpoint"].fillna("") == checkpoint)
-    return records[own & (records["deferred_batch_norm"].fillna(False).astype(bool) == deferred)]
-
-
-def _finish(axes: Axes, xlabel: str, ticks: dict[float, str] | None = None) -> None:
-    """Legend and grid; with ``ticks`` the scale is logarithmic."""
-    axes.set_xlabel(xlabel)
-    axes.grid(axis="y", linewidth=0.3, color=RULE)
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.01, 0.98), ncols=4, borderpad=0, borderaxespad=0.1, columnspacing=0.8,
-        handlelength=1.5, handletextpad=0.3,
-    )  # fmt: skip
-    if ticks:
-        axes.set_yscale("log")
-        axes.set_yticks(list(ticks), list(ticks.values()))
-        axes.minorticks_off()
-
-
-def _losses(axes: Axes, steps: pd.DataFrame) -> None:
-    _line(axes, _of(steps, "plain"), ("step", "loss"), "plain", "plain")
-    _line(axes, _of(steps, "accumulated"), ("step", "loss"), "accumulated", "accumulated micro-batches")
-    _line(axes, _of(steps, "pipeline", "except_last", deferred=True), ("step", "loss"), "deferred", "pipeline")
-    axes.set_ylim(bottom=0)
-    _finish(axes, "step")
-
-
-def _gradients(axes: Axes, steps: pd.DataFrame) -> None:
-    pipeline = _of(steps, "pipeline", "except_last", deferred=True)
-    _line(axes, pipeline, ("step", "gradient_difference_plain"), "plain", "to plain")
-    _line(axes, pipeline, ("step", "gradient_difference_accumulated"), "accumulated", "to accumulated micro-batches")
-    _finish(
-        axes, "step",
-        {_FLOOR: "exact 0", 1e-12: "1e-12", 1e-6: "1e-6", 1: "1"},
-    )  # fmt: skip
-    axes.set_ylim(_FLOOR / 10, 1e3)
-
-
-def _statistics(axes: Axes, layers: pd.DataFrame) -> None:
-    first = layers[layers["step"] == 0]
-    for mode in ("always", "except_last", "never"):
-        _line(axes, _of(first, "pipeline", mode), ("layer", "variance_difference"), mode, mode)
-    deferred = _of(first, "pipeline", "except_last", deferred=True)
-    _line(axes, deferred, ("layer", "variance_difference"), "deferred", "deferred")
-    _finish(
-        axes,
-        "layer, from the image on (modes: not deferred)",
-        {1e-8: "1e-8", 1e-6: "1e-6", 1e-4: "1e-4", 1e-2: "1e-2", 1: "1"},
-    )
-    axes.set_ylim(1e-8, 10)
+def _draw_claims(axes: Axes, lines: Mapping[str, Mapping[str, Any]], reach: float) -> None:
+    margin = next(iter(lines.values()))["margin"]
+    axes.axvspan(-margin, margin, color="#E8E8E8", linewidth=0)
+    axes.axvline(0, color=INK, linewidth=0.4)
+    for y, claim in enumerate(lines.values()):
+        colour, _, marker = ARM_STYLES[_style(claim)]
+        axes.plot([claim["low"], claim["high"]], [y, y], color=colour)
+        axes.plot(claim["estimate"], y, marker, color=colour, markersize=3.2)
+        axes.text(1.02, y, claim["verdict"], transform=axes.get_yaxis_transform(), va="center_baseline")
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(-reach, reach), ylim=(len(lines) - 0.5, -0.5))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, symmetric=True))
 
 
 def _lines(claims: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """A claim per line by its label; arms of which a claim is the same to the bit share one."""
-    if claims.empty:
-        return {}
+    """A claim per line by its label."""
     modes = len(claims["checkpoint"][claims["arm"] == "pipeline"].unique())
-    both = bool(claims["deferred_batch_norm"].fillna(False).astype(bool).any())
-    keys = ["arm", "deferred_batch_norm", "estimate", "low", "high", "verdict"]
-    alike = claims.groupby(keys, sort=False, dropna=False)
+    both = bool(claims["deferred_batch_norm"].any())
+    alike = claims.groupby(["arm", "deferred_batch_norm", *_VALUES], sort=False, dropna=False)
     return {_label(own, modes, both=both): plain_records(own.head(1))[0] for _, own in alike}
 
 
 def _label(claims: pd.DataFrame, modes: int, *, both: bool) -> str:
+    """The arm; a pipeline by its checkpoint modes unless they are all alike, and by deferral where some defer."""
     (head,) = plain_records(claims.head(1))
     if head["arm"] != "pipeline":
         return arm_label(head["arm"], "", "")
@@ -192,22 +178,47 @@ def _label(claims: pd.DataFrame, modes: int, *, both: bool) -> str:
     return ("pipeline" if len(claims) == modes > 1 else ", ".join(claims["checkpoint"])) + kind
 
 
-def _claims(axes: Axes, lines: dict[str, dict[str, Any]]) -> None:
-    margin = next(iter(lines.values()))["margin"]
-    axes.axvspan(-margin, margin, color="#E8E8E8", linewidth=0)
-    axes.axvline(0, color=INK, linewidth=0.4)
-    for y, claim in enumerate(lines.values()):
-        arm = claim["arm"]
-        style = arm if arm != "pipeline" else "deferred" if claim["deferred_batch_norm"] else claim["checkpoint"]
-        colour, _, marker = STYLES[style]
-        # One seed gives no interval.
-        low, high = (claim["estimate"] if claim[end] is None else claim[end] for end in ("low", "high"))
-        axes.plot([low, high], [y, y], color=colour)
-        axes.plot(claim["estimate"], y, marker, color=colour, markersize=3.2)
-    axes.set_ylim(len(lines) - 0.5, -0.5)
-    axes.set_yticks(range(len(lines)), list(lines))
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(range(len(lines)), [str(claim["verdict"]) for claim in lines.values()])
-    right.tick_params(length=0)
-    right.spines["right"].set_visible(False)
-    axes.margins(x=0.1)
+def _style(claim: Mapping[str, Any]) -> str:
+    if claim["arm"] != "pipeline":
+        return str(claim["arm"])
+    return "deferred" if claim["deferred_batch_norm"] else str(claim["checkpoint"])
+
+
+def _handle(style: str, label: str) -> Line2D:
+    colour, dash, marker = ARM_STYLES[style]
+    return Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=2.4, label=label)
+
+
+def _gradients(axes: Axes, steps: pd.DataFrame) -> None:
+    """Difference of the gradients from each reference: median over seeds, and each seed as a thin line."""
+    own = (steps["arm"] == "pipeline") & (steps["checkpoint"] == "except_last")
+    records = steps[own & steps["deferred_batch_norm"].fillna(False)]
+    for style in _TO:
+        column = f"gradient_difference_{style}"
+        by_seed = records.pivot_table(index="step", columns="seed", values=column, aggfunc="first").clip(lower=_FLOOR)
+        for seed in by_seed:
+            axes.plot(by_seed.index, by_seed[seed], color=ARM_STYLES[style][0], linewidth=0.3, alpha=0.5)
+        line = _handle(style, "")
+        line.set_data(by_seed.index, by_seed.median(axis=1))
+        line.set_markevery(max(1, len(by_seed) // 8))
+        axes.add_line(line)
+    axes.set_yscale("log")
+    axes.set_ylim(_FLOOR / 10, 1e3)
+    axes.set_yticks([_FLOOR, 1e-12, 1e-6, 1], ["exact 0", "1e-12", "1e-6", "1"])
+    axes.minorticks_off()
+    axes.grid(axis="y", linewidth=0.3, color=RULE)
+    axes.set_ylabel("relative\ndifference")
+    axes.set_xlabel("step")
+
+
+TRAINING: Final = Figure(
+    name="transparency",
+    caption=(
+        "Training with and without the pipeline, on the same images and from the same weights: largest difference of "
+        "the gradients in each step, then loss and accuracy minus those of the plain model, with 95 % intervals of "
+        "paired differences; grey: margin of equivalence. 'pipeline': all checkpoint modes, the same to the bit."
+    ),
+    sources=("", "_steps", "_layers", "_verdict"),
+    read=_read,
+    panels=_panels,
+)

@@ -16,7 +16,11 @@ rule transparency:
     """Tables, verdicts and figures of transparency on real data."""
     input:
         expand("results/transparency{table}.csv", table=["", "_steps", "_layers", "_verdict", "_configurations"]),
-        expand("figures/transparency_{model}.{suffix}", model=["amoebanet-d", "unet"], suffix=["svg", "pdf", "png"]),
+        expand(
+            "figures/transparency_{model}_measured.{suffix}",
+            model=["amoebanet-d", "unet"],
+            suffix=["svg", "pdf", "png"],
+        ),
 
 
 rule run_transparency:
@@ -59,27 +63,20 @@ rule collect_transparency:
 
 
 rule figure_transparency:
-    """Draw losses, gradient differences, statistics and accuracies of one model."""
+    """Draw gradient differences, and losses and accuracies beside the plain model."""
     input:
         rows="results/transparency.csv",
         steps="results/transparency_steps.csv",
         layers="results/transparency_layers.csv",
         verdict="results/transparency_verdict.csv",
     output:
-        svg=report(
-            ensure("figures/transparency_{model}.svg", non_empty=True),
-            caption="../../workflows/report/transparency.rst",
-            category="Transparency",
-            labels={"figure": "training of {model} on real images", "evidence": "measured"},
-        ),
-        pdf=ensure("figures/transparency_{model}.pdf", non_empty=True),
-        png=ensure("figures/transparency_{model}.png", non_empty=True),
+        ensure(multiext("figures/transparency_{model}_measured", ".svg", ".pdf", ".png"), non_empty=True),
     log:
         "logs/figure_transparency/{model}.log",
     conda:
         "../../workflows/envs/gpipe_bench.yaml"
     params:
-        stem=subpath(output.svg, strip_suffix=".svg"),
+        stem=subpath(output[0], strip_suffix=".svg"),
         sources=source_digest("studies.training.figure"),
     shell:
         "python -m studies.training figure --rows {input.rows:q} --model {wildcards.model} --out {params.stem:q}"

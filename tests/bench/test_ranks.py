@@ -13,12 +13,11 @@ import pytest
 from gpipe_bench.bench.running import measured
 from gpipe_bench.bench.running.ranks import Ranks, launch_command, rank_environment, rank_here
 from gpipe_bench.bench.running.run import run_cell
-from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure import rank_clock
 from gpipe_bench.measure import timeline as recording
-from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from tests.bench.cells_of import cell
 from tests.distributed.ranks import run_processes
 from tests.project.tree import ROOT

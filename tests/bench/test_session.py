@@ -15,10 +15,9 @@ from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, ch
 from gpipe_bench.bench.running.children import run_child
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.storage.raw import RawResult
-from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from tests.bench.cells_of import ok_result
 
 CPU, GPU = Machine("cpu", 1), Machine("cuda", 1)

@@ -176,8 +176,7 @@ def test_a_trace_of_a_variant_or_why_there_is_none(table, variant, tasks, remark
 
 def test_figures_are_three_files(table):
     stem = table.parent / "figures" / "timeline"
-    events = table.with_name("ablation_events.csv")
-    call("figure", "timeline", "--events", events, "--rows", table, "--variant", "dep-str-ptl", "--out", stem)
+    call("figure", "timelines", "--rows", table, "--variant", "dep-str-ptl", "--out", stem)
     assert {path.suffix for path in stem.parent.iterdir()} == {".svg", ".pdf", ".png"}
 
 

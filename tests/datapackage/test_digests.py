@@ -21,9 +21,7 @@ COMMANDS = {
         ("verify", "TABLE", "--out", "OUT"),
     ],
     "simulated/p40/predictions.csv": [("verify", "--predictions", "TABLE", "--out", "OUT")],
-    "simulated/p40/ablation_events.csv": [
-        ("figure", "timelines", "--rows", "ROWS", "--events", "TABLE", "--out", "OUT")
-    ],
+    "simulated/p40/ablation_events.csv": [("figure", "timelines", "--rows", "ROWS", "--out", "OUT")],
     "published/published.csv": [("published", "--folder", "FOLDER", "--out", "OUT")],
 }
 

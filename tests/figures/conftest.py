@@ -14,7 +14,7 @@ def texts_of(monkeypatch):
 
     def record(self, renderer, *args, **kwargs):
         if self.get_visible() and self.get_text().strip():
-            seen.append((self, self.get_window_extent(renderer)))
+            seen.append((self, Text.get_window_extent(self, renderer)))
         return draw(self, renderer, *args, **kwargs)
 
     def texts(figure):
@@ -22,6 +22,6 @@ def texts_of(monkeypatch):
         figure.set_dpi(72)
         figure.canvas.draw()
         monkeypatch.setattr(Text, "draw", draw)
-        return seen
+        return list(seen)
 
     return texts

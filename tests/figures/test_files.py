@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpipe_bench.errors import OutputError
-from gpipe_bench.figures.ablation import draw_ablation
-from gpipe_bench.figures.timeline import draw_timeline
+from gpipe_bench.figures.ablation import ABLATION
 from tests.figures.synthetic import (
     ablation_row,
     cpu_ablation,
@@ -27,11 +26,11 @@ DRAW = """
 import sys
 import tempfile
 from pathlib import Path
-from gpipe_bench.figures.ablation import draw_ablation
-from gpipe_bench.figures.timeline import draw_timeline
+from gpipe_bench.figures.base import Selection
+from gpipe_bench.figures.registry import FIGURES
 source, out = Path(sys.argv[1]), Path(sys.argv[2])
-draw_ablation(source / "rows.csv", out / "ablation")
-draw_timeline(source / "events.csv", source / "rows.csv", "dep-str-ptl", out / "timeline")
+FIGURES["ablation"].draw(source / "rows.csv", out / "ablation", Selection("measured"))
+FIGURES["timelines"].draw(source / "rows.csv", out / "timelines", Selection("measured", variant="dep-x-ptl"))
 print(*(name for name in sys.modules if name.split(".")[0] == "torch" or name.startswith("gpipe_bench.")))
 """
 
@@ -41,7 +40,7 @@ def drawn_twice(tmp_path_factory):
     """Two folders of figures, each drawn by a process of its own with other hashes and another matplotlibrc."""
     source = tmp_path_factory.mktemp("tables")
     write_rows(source / "rows.csv", [*cpu_ablation(), *published_ablation()])
-    write_events(source / "events.csv", event_records(overlapping_events(4, 4), "dep-x-ptl"))
+    write_events(source / "rows_events.csv", event_records(overlapping_events(4, 4), "dep-x-ptl"))
     folders, modules = [], ""
     for seed in ("1", "2"):
         folder = tmp_path_factory.mktemp(f"figures{seed}")
@@ -74,11 +73,11 @@ def test_drawing_needs_neither_torch_nor_the_layers_above(drawn_twice):
     assert not [name for name in modules if name.split(".")[1:2] in (["bench"], ["engine"], ["measure"])]
 
 
-def test_svg_and_pdf_carry_their_fonts_and_no_date(drawn_twice):
+def test_svg_has_text_pdf_its_fonts_and_neither_a_date(drawn_twice):
     (folder, _), _ = drawn_twice
-    for stem in ("ablation", "timeline"):
+    for stem in ("ablation", "timelines"):
         svg, pdf = (folder / f"{stem}.svg").read_text(), (folder / f"{stem}.pdf").read_bytes()
-        assert "<text" not in svg
+        assert ">measured</text>" in svg
         assert "<dc:date>" not in svg
         assert b"/FontFile2" in pdf
         assert b"CreationDate" not in pdf
@@ -86,7 +85,7 @@ def test_svg_and_pdf_carry_their_fonts_and_no_date(drawn_twice):
 
 def test_suffixes_are_added_to_a_stem_with_a_point(tmp_path):
     rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
-    paths = draw_ablation(rows, tmp_path / "new" / "ablation.v1")
+    paths = ABLATION.draw(rows, tmp_path / "new" / "ablation.v1")
     assert [path.name for path in paths] == ["ablation.v1.svg", "ablation.v1.pdf", "ablation.v1.png"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in paths)
 
@@ -94,7 +93,7 @@ def test_suffixes_are_added_to_a_stem_with_a_point(tmp_path):
 def test_a_failed_write_leaves_the_old_files_alone(tmp_path, monkeypatch):
     rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
     out = tmp_path / "figures"
-    draw_ablation(rows, out / "ablation")
+    ABLATION.draw(rows, out / "ablation")
     before = digests(out)
     mkstemp = tempfile.mkstemp
 
@@ -106,7 +105,7 @@ def test_a_failed_write_leaves_the_old_files_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "mkstemp", full_disk)
     write_rows(rows, [ablation_row("baseline", throughput_samples_per_s=2.0)])
     with pytest.raises(OutputError, match=r"output must be writable, got .*ablation\.png .*No space left"):
-        draw_ablation(rows, out / "ablation")
+        ABLATION.draw(rows, out / "ablation")
     assert digests(out) == before
 
 
@@ -114,18 +113,11 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="output must be writable"):
-        draw_ablation(rows, tmp_path / "file" / "ablation")
+        ABLATION.draw(rows, tmp_path / "file" / "ablation")
 
 
 @pytest.mark.parametrize("out", ["", "/"])
 def test_a_figure_has_a_name(tmp_path, out):
     rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
     with pytest.raises(OutputError, match="figure must have a file name"):
-        draw_ablation(rows, Path(out))
-
-
-def test_a_variant_without_a_timeline_still_gets_its_figure(tmp_path):
-    rows = [ablation_row("baseline", status="oom", reason="needed 9 GiB"), ablation_row("dep-x-ptl")]
-    events = write_events(tmp_path / "events.csv", event_records(overlapping_events(2, 2), "dep-x-ptl"))
-    paths = draw_timeline(events, write_rows(tmp_path / "rows.csv", rows), "baseline", tmp_path / "timeline")
-    assert all(path.stat().st_size > 1000 for path in paths)
+        ABLATION.draw(rows, Path(out))

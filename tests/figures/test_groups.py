@@ -73,9 +73,9 @@ def test_small_memory_is_shown_in_mib():
 def test_notes_say_what_failed_how_often_and_why():
     (group,) = group_rows(cpu_ablation())
     assert failure_notes(list(group.outcomes.values())) == [
-        ("unsupported", "unsupported, 16 variants: copy_streams needs an accelerator"),
-        ("oom", "oom, x-x-ptl-x-x: needed 3.1 GiB of 2.0 GiB"),
-        ("error", "error, dep-x-x-x-x (1 of 3 repeats): RuntimeError: worker of partition 2 died"),
+        "\u00d7 unsupported, 16 variants: copy_streams needs an accelerator",
+        "\u25bc oom, x-x-ptl-x-x: needed 3.1 GiB of 2.0 GiB",
+        "\u2716 error, dep-x-x-x-x (1 of 3 repeats): RuntimeError: worker of partition 2 died",
     ]
 
 
@@ -86,7 +86,7 @@ def test_reasons_that_differ_in_numbers_are_one_note():
         ablation_row("dep-x-x", status="oom", reason="needed 5 GiB"),
     ]
     (group,) = group_rows(rows)
-    assert failure_notes(list(group.outcomes.values())) == [("oom", "oom, baseline and dep-x-x: needed 3.1 GiB")]
+    assert failure_notes(list(group.outcomes.values())) == ["\u25bc oom, baseline and dep-x-x: needed 3.1 GiB"]
 
 
 def test_a_long_reason_is_cut_visibly():

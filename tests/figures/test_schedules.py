@@ -8,11 +8,11 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.schedule_bubbles import bubble_figure, bubble_panels
-from gpipe_bench.figures.schedule_parts import draw_schedules
-from gpipe_bench.figures.schedule_timelines import Step, steps_figure
-from gpipe_bench.figures.schedules import ScheduleCell, pareto, pareto_figure, read_cells, scaling_figure
-from gpipe_bench.figures.style import BOTH_IN, drawing
+from gpipe_bench.figures.base import Selection
+from gpipe_bench.figures.schedule_bubbles import BUBBLES, settings_of
+from gpipe_bench.figures.schedule_timelines import STEPS, Step
+from gpipe_bench.figures.schedules import PARETO, SCALING, ScheduleCell, pareto, read_cells
+from gpipe_bench.figures.style import drawing
 from gpipe_bench.results.catalogue import reference_figures
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules import SCHEDULES, named_schedule
@@ -60,7 +60,7 @@ def test_a_cell_has_the_memory_of_its_fullest_device(tmp_path):
 def test_idle_shares_stand_beside_the_formula():
     emulated = row("gpipe", evidence="emulated", bubble_fraction=0.2)
     rows = [row("gpipe"), emulated, row("1f1b", 4), row(evidence="measured", profile="here", processes=2)]
-    one, other = bubble_panels(rows)
+    one, other = settings_of(rows)
     ideal = 1 / 5
     assert one.idle["formula"] == {"gpipe": pytest.approx(ideal)}
     assert {kind: values["gpipe"] for kind, values in one.idle.items() if kind != "formula"} == {
@@ -71,16 +71,16 @@ def test_idle_shares_stand_beside_the_formula():
 
 
 def test_recomputation_counts_in_the_formula():
-    (panel,) = bubble_panels([row("gpipe", evidence="emulated", checkpoint="always")])
+    (panel,) = settings_of([row("gpipe", evidence="emulated", checkpoint="always")])
     # T_F = T_B = T_W: the last partition recomputes at once, and so do the others before the gradient arrives.
     assert panel.idle["formula"]["gpipe"] < 1 / 5
 
 
 FIGURES = {
-    "pareto": lambda: pareto_figure(everything()),
-    "scaling": lambda: scaling_figure(everything()),
-    "bubbles": lambda: bubble_figure([*everything(), cell(10.0, 1.0, devices=4, evidence="emulated")]),
-    "timelines": lambda: steps_figure([
+    "pareto": lambda: PARETO.canvas(everything()),
+    "scaling": lambda: SCALING.canvas(everything()),
+    "bubbles": lambda: BUBBLES.canvas([*(one.row for one in everything()), row(devices=4, evidence="emulated")]),
+    "timelines": lambda: STEPS.canvas([
         Step(cell(10.0, 2.0, name), step_events(4, named_schedule(name, 1, n, 2).partitions, copies=False))
         for name in SCHEDULES
         for n in (4 if name in TWO_PER_DEVICE else 2,)
@@ -92,7 +92,7 @@ FIGURES = {
 def test_a_figure_fits_both_columns_of_a_page(name, texts_of):
     with drawing():
         figure = FIGURES[name]()
-        check(figure, texts_of(figure), BOTH_IN)
+        check(figure, texts_of(figure))
         assert figure.get_figheight() <= 5
 
 
@@ -113,6 +113,13 @@ def test_the_reference_has_a_figure_for_each_table(tmp_path):
     ]
 
 
-def test_other_figures_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="part must be one of pareto, scaling, bubbles, timelines, got 'paretto'"):
-        draw_schedules(tmp_path / "schedules.csv", tmp_path / "figure", "paretto")
+def test_emulated_cells_stand_beside_the_simulated_ones_of_the_same_hardware(tmp_path):
+    for evidence in ("simulated", "emulated"):
+        folder = tmp_path / evidence / "p40"
+        folder.mkdir(parents=True)
+        path = write_rows(folder / "schedules.csv", [row("gpipe", evidence=evidence, cell="a")])
+        records = [{"cell": "a", "repeat": 0, "peak_reserved_gib": 1.0}]
+        write_csv(path.with_name("schedules_devices.csv"), records[0], records)
+    assert [one.evidence for one in BUBBLES.read(path, Selection("emulated"))] == ["emulated", "simulated"]
+    with pytest.raises(ConfigError, match="table must have measured rows that ended well, got none"):
+        BUBBLES.read(path, Selection("measured"))

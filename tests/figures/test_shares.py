@@ -1,15 +1,14 @@
-"""The figure of shares: bars are Shapley values, diamonds the order of print."""
+"""The figure of shares: bars are Shapley values, diamonds the published order."""
 
 from __future__ import annotations
 
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.figures.ablation import ablation_figure
-from gpipe_bench.figures.shares import shares_figure
-from gpipe_bench.figures.style import draw, drawing
-from gpipe_bench.figures.tables import read_rows
-from tests.figures.synthetic import ablation_row, accelerator_ablation, cpu_ablation, write_rows
+from gpipe_bench.figures.ablation import ABLATION
+from gpipe_bench.figures.shares import SHARES
+from gpipe_bench.figures.style import drawing
+from tests.figures.synthetic import ablation_row
 from tests.figures.test_layout import check, words
 
 GAINS = dict(zip(Components.__slots__, (1.0, 2.0, 4.0, 8.0, 16.0), strict=True))
@@ -37,8 +36,9 @@ def published(**changes):
     ]
 
 
-def bars(axes):
-    return [bar.get_width() for bar in axes.patches]
+def panels(rows):
+    with drawing():
+        return [axes for axes in SHARES.canvas(rows).axes if axes.axison]
 
 
 def diamonds(axes, colour):
@@ -51,65 +51,42 @@ def diamonds(axes, colour):
 
 
 def test_bars_are_the_shares():
-    with drawing():
-        speed, memory = shares_figure(additive()).axes[:2]
-    assert bars(speed) == pytest.approx(list(GAINS.values()))
-    assert bars(memory) == pytest.approx([-gain for gain in GAINS.values()])
+    speed, memory = panels(additive())
+    assert [bar.get_width() for bar in speed.patches] == pytest.approx(list(GAINS.values()))
+    assert [bar.get_width() for bar in memory.patches] == pytest.approx([-gain for gain in GAINS.values()])
 
 
-def test_diamonds_are_the_steps_of_print():
-    with drawing():
-        speed = shares_figure([*additive(), *published()]).axes[0]
+def test_diamonds_are_the_steps_of_the_published_order():
+    speed, _ = panels([*additive(), *published()])
     # fork and join, copy streams, portals: second to fourth
     assert diamonds(speed, "white") == pytest.approx({1: 2.0, 2: 4.0, 3: 8.0})
-    assert diamonds(speed, "#000000") == pytest.approx({1: 1.0, 2: 12.0, 3: 1.0})
+    assert diamonds(speed, "#222222") == pytest.approx({1: 1.0, 2: 12.0, 3: 1.0})
 
 
 def test_published_values_of_other_settings_are_not_mixed_in():
-    with drawing():
-        speed = shares_figure([*additive(), *published(chunks=4)]).axes[0]
-    assert diamonds(speed, "#000000") == {}
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        lambda: [*additive(), *published()],
-        lambda: accelerator_ablation(3),
-        lambda: [*accelerator_ablation(1, "simulated"), *accelerator_ablation(2)],
-        cpu_ablation,
-    ],
-    ids=["published", "measured", "both", "incomplete"],
-)
-def test_texts_are_legible(rows, texts_of):
-    with drawing():
-        figure = shares_figure(rows())
-        check(figure, texts_of(figure))
+    speed, _ = panels([*additive(), *published(chunks=4)])
+    assert diamonds(speed, "#222222") == {}
 
 
 def test_the_evidence_and_the_total_are_named(texts_of):
     with drawing():
-        shown = words(texts_of(shares_figure(additive())))
-    assert "simulated" in shown.split()
-    assert "throughput 100 to 131 samples/s" in shown.replace("\n", " ")
+        figure = SHARES.canvas([*additive(), *published()])
+        shown = texts_of(figure)
+        check(figure, shown)
+    assert {"simulated", "published"} <= set(words(shown).split())
+    assert "throughput 100 to 131 samples/s" in words(shown)
 
 
 def test_an_incomplete_factorial_says_that_there_are_no_shares(texts_of):
     with drawing():
-        shown = words(texts_of(shares_figure(additive()[1:])))
+        shown = words(texts_of(SHARES.canvas(additive()[1:])))
     assert "No shares: they need a value of every combination" in shown
 
 
 def test_published_values_are_marked_in_the_simulated_block_of_the_ablation(texts_of):
     with drawing():
-        figure = ablation_figure([*additive(), *published()])
+        figure = ABLATION.canvas([*additive(), *published()])
         shown = words(texts_of(figure))
-    marks = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() == "d"]
-    assert marks == [117.0, 118.0, 130.0, 131.0]
-    assert "Open diamonds: the published values." in shown
-    assert shown.count("ablation") == 1
-
-
-def test_figures_are_three_files(tmp_path):
-    paths = draw(shares_figure, read_rows(write_rows(tmp_path / "rows.csv", additive())), tmp_path / "shares")
-    assert [path.name for path in paths] == ["shares.svg", "shares.pdf", "shares.png"]
+    speed = next(axes for axes in figure.axes if axes.get_xlabel().startswith("throughput"))
+    assert [line.get_xdata()[0] for line in speed.lines if line.get_marker() == "d"] == [117.0, 118.0, 130.0, 131.0]
+    assert "Open diamonds: published." in shown

@@ -8,15 +8,15 @@ from itertools import product
 import pytest
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.ablation import draw_ablation
-from gpipe_bench.figures.advice import advice_figure
+from gpipe_bench.figures.ablation import ABLATION
+from gpipe_bench.figures.advice import ADVICE
+from gpipe_bench.figures.base import Selection
 from gpipe_bench.figures.points import points_of, series_of
-from gpipe_bench.figures.published_tables import draw_published_tables, printed_metric, published_tables_figure
-from gpipe_bench.figures.reference import draw_reference, with_published
+from gpipe_bench.figures.published_tables import TABLES
 from gpipe_bench.figures.style import drawing
-from gpipe_bench.figures.sweep import draw_sweep, machine_words, sweep_figure
-from gpipe_bench.figures.why import explanation, why_figure
-from gpipe_bench.results.catalogue import reference_figures
+from gpipe_bench.figures.sweep import SWEEP, machine_words
+from gpipe_bench.figures.tables import read_beside
+from gpipe_bench.figures.why import WHY, charts
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, ideal_bubble
 from tests.figures.synthetic import ablation_row, write_rows
 from tests.figures.test_layout import check, words
@@ -93,21 +93,21 @@ def test_the_parts_of_device_time_add_up_and_the_ideal_is_their_sum_where_nothin
     assert point.ideal_ms == pytest.approx(point.device_ms)
 
 
-@pytest.mark.parametrize("draw", [sweep_figure, why_figure])
-@pytest.mark.parametrize("rows", [sweep, measured_sweep, lambda: [*sweep((1, 2)), *measured_sweep()]])
-def test_texts_of_a_sweep_are_legible(draw, rows, texts_of):
+@pytest.mark.parametrize("figure", [SWEEP, WHY])
+@pytest.mark.parametrize("rows", [sweep, measured_sweep, lambda: [failed(row) for row in sweep()]])
+def test_texts_of_a_sweep_are_legible(figure, rows, texts_of):
     with drawing():
-        figure = draw(rows())
-        check(figure, texts_of(figure))
+        canvas = figure.canvas(rows())
+        check(canvas, texts_of(canvas))
 
 
-def test_the_map_shows_every_value_and_what_does_not_fit(texts_of):
+def test_the_map_shows_every_value_and_what_does_not_fit():
     with drawing():
-        figure = sweep_figure(sweep())
-    assert len(figure.axes) == 6
-    numbers = [sum(text.get_text()[0].isdigit() for text in axes.texts) for axes in figure.axes]
+        figure = SWEEP.canvas(sweep())
+    maps = [axes for axes in figure.axes if axes.axison]
+    numbers = [sum(text.get_text()[:1].isdigit() for text in axes.texts) for axes in maps]
     assert numbers == [42, 42, 21, 42, 42, 21]
-    assert "simulated" in words(texts_of(figure))
+    assert sum(text.get_text() == "-" for axes in maps for text in axes.texts) == 42
 
 
 @pytest.mark.parametrize(("hosts", "words"), [(1, "on 1 host with"), (2, "on 2 hosts with")])
@@ -119,14 +119,12 @@ def test_a_sweep_of_processes_says_where_they_are(hosts, words):
     )
 
 
-def test_the_sentence_names_what_the_time_goes_into():
-    points = points_of([sweep_row(n, 32, 256) for n in (1, 2, 4)])
-    text = explanation(("partitions", "n"), points)
-    assert text.startswith("From 1 to 4 the cost of a sample rises 1.09")
-    assert "bubble 100%" in text
-    down = explanation(("micro-batches", "chunks"), points_of([sweep_row(4, m, 8 * m) for m in (1, 4, 16)]))
-    assert down.startswith("From 1 to 16 the cost of a sample falls 3.37")
-    assert explanation(("partitions", "n"), points_of([failed(sweep_row(1, 1, 8))])) == "Nothing fits the memory."
+def test_charts_without_values_are_left_out():
+    large = [failed(row) if row.batch_size == 256 and row.chunks != 32 else row for row in sweep()]
+    assert [title for title, _, _ in charts(series_of(points_of(large)))] == [
+        "32 chunks, batch of 256 samples, except_last",
+        "8 partitions, micro-batch of 8 samples, except_last",
+    ]
 
 
 def tables():
@@ -140,21 +138,27 @@ def tables():
 
 def test_a_published_table_shows_the_error_of_each_row(texts_of):
     with drawing():
-        figure = published_tables_figure(tables(), "throughput_samples_per_s")
+        figure = TABLES.canvas(tables())
         shown = texts_of(figure)
         check(figure, shown)
     text = words(shown)
     assert text.count("+10.0%") == 2
     assert "simulated: oom" in text
+    assert "Right: simulated over published" in text
 
 
-def test_the_metric_that_was_printed_is_drawn(tmp_path):
-    rows = [published(throughput_samples_per_s=None, peak_reserved_gib=3.0)]
-    assert printed_metric(rows) == "peak_reserved_gib"
-    assert printed_metric(tables()) == "throughput_samples_per_s"
-    path = write_rows(tmp_path / "rows.csv", tables())
-    with pytest.raises(ConfigError, match="metric must be one of throughput_samples_per_s"):
-        draw_published_tables(path, tmp_path / "x", "speed")
+def test_an_emulated_table_shows_the_error_of_emulated_values(texts_of):
+    rows = [*tables()[:4], *(replace(row, evidence="emulated", throughput_samples_per_s=71.0) for row in tables()[3:4])]
+    with drawing():
+        text = words(texts_of(TABLES.canvas(rows)))
+    assert "+100.0%" in text
+    assert "Right: emulated over published" in text
+
+
+def test_the_metric_that_was_published_is_drawn(texts_of):
+    with drawing():
+        text = words(texts_of(TABLES.canvas([published(throughput_samples_per_s=None, peak_reserved_gib=3.0)])))
+    assert "memory reserved, all devices (GiB)" in text
 
 
 def variants():
@@ -162,65 +166,48 @@ def variants():
 
 
 @pytest.mark.parametrize(
-    ("draw", "rows", "message"),
+    ("figure", "rows", "message"),
     [
-        (draw_published_tables, variants(), "must have one variant for each setting, got 3 for one; draw the ablation"),
-        (draw_sweep, variants(), "got one for each of 3 variants; draw the ablation of them"),
-        (draw_ablation, sweep((1, 2)), "must have several variants of a setting, got one for each of 26 settings"),
+        (TABLES, variants(), "must have one variant for each setting, got 3 for one; draw the ablation"),
+        (SWEEP, variants(), "got one for each of 3 variants; draw the ablation of them"),
+        (ABLATION, sweep((1, 2)), "must have several variants of a setting, got one for each of 26 settings"),
+        (SWEEP, [published()], "evidence must be of a kind that the rows have, got 'simulated'; use one of published"),
     ],
 )
-def test_rows_of_another_kind_of_figure_are_refused(tmp_path, draw, rows, message):
+def test_rows_of_another_kind_of_figure_are_refused(tmp_path, figure, rows, message):
     path = write_rows(tmp_path / "rows.csv", rows)
     with pytest.raises(ConfigError, match=message) as refused:
-        draw(path, tmp_path / "figure")
+        figure.draw(path, tmp_path / "figure", Selection("simulated" if "evidence" in message else ""))
     assert len(refused.value.problems) == 1
     assert [*tmp_path.iterdir()] == [path]
 
 
 def test_one_variant_is_a_sweep_and_an_ablation(tmp_path):
     path = write_rows(tmp_path / "rows.csv", variants()[:1])
-    assert draw_sweep(path, tmp_path / "sweep")
-    assert draw_ablation(path, tmp_path / "ablation")
+    assert SWEEP.draw(path, tmp_path / "sweep")
+    assert ABLATION.draw(path, tmp_path / "ablation")
 
 
-def test_advice_names_the_recommended_choice(texts_of):
+def test_advice_names_the_best_choice(texts_of):
     rows = [row for row in sweep((1, 2, 4, 8)) if row.batch_size == 256]
     rows += [sweep_row(8, 128, 256, "always", balance="2-1-1-1-1-1-1-1", throughput_samples_per_s=5000.0)]
     with drawing():
-        figure = advice_figure(rows)
+        figure = ADVICE.canvas(rows)
         shown = texts_of(figure)
         check(figure, shown)
-    assert "Recommended: 8 devices, 128 chunks, checkpoint" in words(shown)
-    assert len(figure.axes) == 3
+    assert "Best: 8 devices, 128 chunks, checkpoint" in words(shown)
 
 
 def test_advice_where_nothing_fits(texts_of):
     with drawing():
-        figure = advice_figure([failed(sweep_row(1, 1, 8))])
+        figure = ADVICE.canvas([failed(sweep_row(1, 1, 8))])
         assert "Nothing that was tried fits the memory" in words(texts_of(figure))
 
 
-def test_published_rows_stand_beside_simulated_ones_of_their_setting():
+def test_rows_stand_beside_those_that_they_are_compared_with(tmp_path):
     simulated = sweep_row(4, 8, 32, balance="3-4-5-6")
-    other = published(chunks=16)
-    assert with_published([simulated], [published(), other]) == [published(), simulated]
-    assert with_published([replace(simulated, evidence="measured")], [published()])[0].evidence == "measured"
-
-
-def test_reference_figures_are_drawn_from_the_tables_that_are_there(tmp_path):
-    folder = tmp_path / "reference"
-    for place in ("simulated/p40", "measured/box", "published"):
-        (folder / place).mkdir(parents=True)
-    write_rows(folder / "published/rows.csv", [published()])
-    write_rows(folder / "simulated/p40/speed.csv", [sweep_row(4, 8, 32, balance="3-4-5-6")])
-    write_rows(folder / "measured/box/sweep_measured.csv", measured_sweep())
-    names = [f"{figure.place}/{figure.name}" for figure in reference_figures(folder)]
-    assert names == ["measured-box/sweep_measured", "measured-box/why_measured", "simulated-p40/speed"]
-    made = [path for paths in draw_reference(tmp_path / "out", folder) for path in paths]
-    assert made == [path for figure in reference_figures(folder) for path in figure.paths(tmp_path / "out")]
-    assert all(path.stat().st_size for path in made)
-
-
-def test_a_reference_without_tables(tmp_path):
-    with pytest.raises(ConfigError, match="reference must hold tables of rows"):
-        list(draw_reference(tmp_path, tmp_path))
+    old, emulated = replace(simulated, flavour="published"), replace(simulated, evidence="emulated")
+    printed, current = published(), replace(simulated, flavour="current")
+    path = write_rows(tmp_path / "rows.csv", [printed, published(chunks=16), old, current, emulated])
+    assert read_beside(path, Selection("simulated")) == [printed, old]
+    assert read_beside(path, Selection("emulated")) == [printed, current, emulated]

@@ -1,9 +1,8 @@
 import pytest
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.ablation import draw_ablation
+from gpipe_bench.figures.ablation import ABLATION
 from gpipe_bench.figures.tables import read_events, read_rows
-from gpipe_bench.figures.timeline import draw_timeline
 from tests.figures.synthetic import (
     EVENT_COLUMNS,
     ablation_row,
@@ -47,7 +46,7 @@ def test_missing_columns_are_all_named_with_the_nearest_name(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("evidence,varient,status\nmeasured,baseline,ok\n")
     with pytest.raises(ConfigError) as caught:
-        draw_ablation(path, tmp_path / "figure")
+        ABLATION.draw(path, tmp_path / "figure")
     assert any("'variant'" in problem and "did you mean 'varient'?" in problem for problem in caught.value.problems)
     assert any("'throughput_samples_per_s'" in problem for problem in caught.value.problems)
     assert [file.name for file in tmp_path.iterdir()] == ["rows.csv"]
@@ -58,12 +57,12 @@ def test_a_table_without_rows_is_refused(tmp_path, text, found):
     path = tmp_path / "rows.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"table must have at least one row, got {found}"):
-        draw_ablation(path, tmp_path / "figure")
+        ABLATION.draw(path, tmp_path / "figure")
 
 
 def test_an_absent_table_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"table must be a readable CSV file, got .*absent\.csv"):
-        draw_timeline(tmp_path / "absent.csv", tmp_path / "absent.csv", "baseline", tmp_path / "figure")
+        ABLATION.draw(tmp_path / "absent.csv", tmp_path / "figure")
 
 
 def test_a_wrong_value_is_named_with_its_line(tmp_path):
@@ -108,4 +107,4 @@ def test_an_unknown_variant_in_the_rows_is_named_with_the_nearest_label(tmp_path
     text = write_rows(path, [ablation_row("dep-str-ptl")]).read_text()
     path.write_text(text.replace("dep-str-ptl", "dep-str-prt"))
     with pytest.raises(ConfigError, match="got 'dep-str-prt'; did you mean 'dep-str-ptl'"):
-        draw_ablation(path, tmp_path / "figure")
+        ABLATION.draw(path, tmp_path / "figure")

@@ -20,7 +20,6 @@ def test_in_a_checkout_the_data_are_the_files_of_the_repository():
     assert data.PUBLISHED_FOLDER == ROOT / "results" / "reference" / "published"
     assert data.DEFAULT_CONFIG == ROOT / "config" / "config.yaml"
     assert data.TOLERANCES == ROOT / "config" / "tolerances.csv"
-    assert data.CAPTIONS_FOLDER == ROOT / "workflows" / "report"
     assert data.checkout_folder() == ROOT == data.needed_checkout("this test")
 
 

@@ -18,7 +18,7 @@ from gpipe_bench.figures.style import drawing
 from studies.peers import race
 from studies.peers.cases import PeerCase
 from studies.peers.contenders import BASELINES, CONTENDERS, REFERENCE, Contender, contenders_of
-from studies.peers.figure import LOOKS, draw_race, draw_reference, host_time_figure, limit, throughput_figure
+from studies.peers.figure import LOOKS, PEERS, draw_reference, limit
 from studies.peers.race import Outcome, PeerError, Raced, Visit, race_case
 from studies.peers.settings import Settings, read_settings
 from studies.peers.table import write_race
@@ -79,7 +79,7 @@ def test_pipelines_of_processes_have_one_for_each_device(table):
 
 
 def test_a_race_is_drawn_and_taken_into_the_reference_results(table, tmp_path):
-    assert len(draw_race(table, tmp_path / "peers")) == 6
+    assert len(PEERS.draw(table, tmp_path / "peers")) == 3
     take_reference(table, tmp_path / "reference")
     write_descriptor(tmp_path / "reference")
     assert check_folder(tmp_path / "reference") == []
@@ -316,16 +316,15 @@ def test_the_figure_has_the_limit_and_tables_without_networks_or_cells_are_drawn
     rows = pd.read_csv(tmp_path / "p.csv", keep_default_na=True)
     rows = rows.astype(object).where(rows.notna(), None)
     with drawing():
-        assert limit(rows[rows["workload"] == "unet"], "always") == pytest.approx(8 / 5)
+        assert limit(rows[(rows["workload"] == "unet") & (rows["checkpoint"] == "always")]) == pytest.approx(8 / 5)
         for part in ("cells", "unet"):
-            for draw in (throughput_figure, host_time_figure):
-                draw(rows[rows["workload"] == part])
+            PEERS.canvas(rows[rows["workload"] == part])
 
 
 def test_the_committed_figures_are_those_of_the_committed_tables(tmp_path, monkeypatch):
     monkeypatch.setattr("gpipe_bench.figures.style.SUFFIXES", (".svg",))
     drawn = [path for paths in draw_reference(tmp_path) for path in paths]
-    assert len(drawn) == 8
+    assert len(drawn) == 4
     for path in drawn:
         assert path.read_bytes() == (ROOT / "figures/reference" / path.relative_to(tmp_path)).read_bytes()
 

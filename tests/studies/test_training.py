@@ -13,9 +13,10 @@ from gpipe_bench.bench.datapackage.check import check_folder
 from gpipe_bench.bench.datapackage.descriptor import write_descriptor
 from gpipe_bench.bench.datapackage.take import take_reference
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.figures.base import Selection
 from gpipe_bench.util.processes import FORKS
 from studies.training.data import load_images
-from studies.training.figure import draw_reference, draw_training
+from studies.training.figure import TRAINING, draw_reference
 from studies.training.settings import Case, read_settings
 from studies.training.tables import collect, run_cases
 from studies.training.train import ACCUMULATED, ARMS, PLAIN, Arm, Training, train_arms
@@ -86,7 +87,7 @@ def test_from_a_case_to_tables_that_the_reference_results_take_and_to_a_figure(t
     found = collect([tmp_path / "raw.json"], tmp_path / "transparency.csv", Margins(0.05, 0.05))
     exact = {v["verdict"] for v in found if v["quantity"] == "gradient_difference_accumulated_largest"}
     assert exact == {"exact"}
-    paths = draw_training(tmp_path / "transparency.csv", "unet", tmp_path / "f")
+    paths = TRAINING.draw(tmp_path / "transparency.csv", tmp_path / "f", Selection(model="unet"))
     assert [path.suffix for path in paths] == [".svg", ".pdf", ".png"]
     take_reference(tmp_path / "transparency.csv", tmp_path / "reference")
     write_descriptor(tmp_path / "reference")

@@ -67,8 +67,7 @@ def test_every_wildcard_is_constrained():
     parts = ((ROOT / "Snakefile").read_text() + TEXT).split("wildcard_constraints:")[1:]
     constrained = "".join(part.split("\n\n")[0] for part in parts)
     assert used >= {"cell", "experiment", "variant"}
-    # The report looks for its captions by name.
-    assert used - {"name"} <= set(re.findall(r"(\w+)=", constrained))
+    assert used <= set(re.findall(r"(\w+)=", constrained))
 
 
 def test_timed_jobs_take_turns():
@@ -81,13 +80,9 @@ def test_another_torch_measures_anew():
     assert all('torch=version("torch")' in RULES[name] for name in ("run_cell", "race_peers"))
 
 
-def test_figures_and_nothing_else_are_in_the_report():
-    drawn = {name for name in RULES if name.startswith("figure_")}
-    assert {name for name, body in RULES.items() if "report(" in body} == drawn
-    captions = re.findall(r'caption="[./]+(?:workflows)?/?report/(\w+\.rst)"', TEXT)
-    # The figures of one table of peers are drawn by one rule.
-    assert len(captions) == len(set(captions)) == len(drawn) + 1
-    assert {path.name for path in (ROOT / "workflows" / "report").glob("*.rst")} == {*captions, "suite.rst"}
+def test_one_rule_draws_the_figures_of_a_run():
+    assert [name for name, body in RULES.items() if "gpipe_bench figure" in body] == ["figure", "redraw"]
+    assert "multiext(" in RULES["figure"]
 
 
 def test_all_is_every_target():

@@ -17,8 +17,12 @@ PUBLISHED = ("baseline", "dep-str-ptl")
 SIMULATED = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
 OUTPUTS = {
     *(f"results/ablation{table}.csv" for table in ("", "_devices", "_steps", "_events", "_configurations")),
-    *(f"figures/ablation{name}.{suffix}" for name in ("", "_shares", "_timelines") for suffix in ("svg", "pdf", "png")),
-    *(f"figures/timeline_{variant}.{suffix}" for variant in PUBLISHED for suffix in ("svg", "pdf", "png")),
+    *(
+        f"figures/ablation{name}_{evidence}.{suffix}"
+        for name in ("", "_shares", "_timelines")
+        for evidence in ("simulated", "emulated", "measured")
+        for suffix in ("svg", "pdf", "png")
+    ),
     *(f"results/traces/ablation/{variant}.json" for variant in PUBLISHED),
     *(f"results/traces/ablation/simulated_{variant}.json" for variant in SIMULATED),
     *(f"results/traces/ablation/emulated_{variant}.json" for variant in PUBLISHED),
@@ -130,7 +134,7 @@ def test_the_run_ends_with_the_table_and_the_paths(run):
         "simulated",
         "share of each component",
         "results/ablation.csv",
-        "figures/ablation.svg",
+        "figures/ablation_measured.svg",
     ):
         assert word in end
 
@@ -143,7 +147,11 @@ def test_every_job_left_a_log(run):
     # One with the autograd engine of the published runs, one with that of today.
     assert sum(name.startswith("logs/simulate/unet-p40-n1-8-") for name in logs) == 2
     assert {name.replace("results/raw", "logs/run_cell").replace(".json", ".log") for name in jobs} <= logs
-    assert {"logs/collect/ablation.log", "logs/figure_ablation.log", "logs/trace/ablation/baseline.log"} <= logs
+    assert {
+        "logs/collect/ablation.log",
+        "logs/figure/ablation_measured.log",
+        "logs/trace/ablation/baseline.log",
+    } <= logs
 
 
 def test_every_output_is_ignored_by_git(run):
@@ -169,13 +177,13 @@ def test_a_second_run_does_nothing(run):
 @pytest.mark.parametrize(
     ("edited", "again", "kept"),
     [
-        ("gpipe_bench/engine/gpipe.py", {"run_cell", "collect", "figure_ablation", "trace"}, {"simulate"}),
+        ("gpipe_bench/engine/gpipe.py", {"run_cell", "collect", "figure", "trace"}, {"simulate"}),
         (
             "gpipe_bench/figures/style.py",
-            {"figure_ablation", "figure_shares", "figure_timelines", "figure_timeline"},
+            {"figure"},
             {"run_cell", "simulate", "collect", "trace"},
         ),
-        ("gpipe_bench/simulator/clock/run.py", {"simulate", "collect", "figure_shares"}, {"run_cell"}),
+        ("gpipe_bench/simulator/clock/run.py", {"simulate", "collect", "figure"}, {"run_cell"}),
     ],
 )
 def test_an_edit_repeats_what_depends_on_it_and_nothing_else(run, edited, again, kept):
@@ -190,10 +198,3 @@ def test_an_edit_repeats_what_depends_on_it_and_nothing_else(run, edited, again,
     rules = {line.split()[0] for line in planned.splitlines() if len(line.split()) == 2 and line.split()[1].isdigit()}
     assert again <= rules
     assert not kept & rules
-
-
-def test_the_report_is_one_file(run):
-    place, _ = run
-    done = snakemake_in(place)(*ABLATION, "--report", "report.html")
-    assert done.returncode == 0, done.stdout
-    assert "timeline of baseline" in (place / "report.html").read_text()

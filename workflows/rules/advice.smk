@@ -5,7 +5,7 @@ rule advice:
     """Every request of the configuration: all that was tried as a table, and the best of it as a figure."""
     input:
         expand("results/advice_{advice}.csv", advice=PLAN.advice),
-        expand("figures/advice_{advice}.{suffix}", advice=PLAN.advice, suffix=["svg", "pdf", "png"]),
+        PLAN.pictures(*expand("advice_{advice}", advice=PLAN.advice)),
 
 
 rule advise:
@@ -29,28 +29,3 @@ rule advise:
         torch=version("torch"),
     shell:
         "python -m gpipe_bench advise --request {params.request:q} --rows {output.rows:q} > {log:q} 2>&1"
-
-
-rule figure_advice:
-    """Draw throughput over chunks, devices and balances around the best choice."""
-    input:
-        rows="results/advice_{advice}.csv",
-    output:
-        svg=report(
-            ensure("figures/advice_{advice}.svg", non_empty=True),
-            caption="../report/advice.rst",
-            category="Advice",
-            subcategory="{advice}",
-            labels={"figure": "best chunks and balance", "evidence": "simulated"},
-        ),
-        pdf=ensure("figures/advice_{advice}.pdf", non_empty=True),
-        png=ensure("figures/advice_{advice}.png", non_empty=True),
-    log:
-        "logs/figure_advice/{advice}.log",
-    conda:
-        "../envs/gpipe_bench.yaml"
-    params:
-        stem=subpath(output.svg, strip_suffix=".svg"),
-        sources=source_digest("gpipe_bench.figures"),
-    shell:
-        "python -m gpipe_bench figure advice --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"

@@ -122,7 +122,7 @@ rule trace:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        sources=source_digest("gpipe_bench.bench.storage.trace"),
+        sources=source_digest("gpipe_bench.results.timeline"),
     shell:
         "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant} --out {output:q} > {log:q} 2>&1"
 
@@ -138,7 +138,7 @@ rule trace_virtual:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        sources=source_digest("gpipe_bench.bench.storage.trace"),
+        sources=source_digest("gpipe_bench.results.timeline"),
     shell:
         "python -m gpipe_bench trace --events {input.events:q} --variant {wildcards.variant}"
         " --evidence {wildcards.evidence} --out {output:q} > {log:q} 2>&1"

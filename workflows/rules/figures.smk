@@ -1,4 +1,22 @@
-# Figures of the committed reference results, redrawn from their tables alone: nothing is measured or simulated.
+# Every figure, drawn from tables alone: those of this run, and those of the committed reference results.
+
+
+rule figure:
+    """Draw one figure of this run: of one table, and of one kind of evidence."""
+    input:
+        named_by("figure", {name: str(figure.table) for name, figure in PLAN.figures.items()}),
+    output:
+        ensure(multiext("figures/{figure}", ".svg", ".pdf", ".png"), non_empty=True),
+    log:
+        "logs/figure/{figure}.log",
+    conda:
+        "../envs/gpipe_bench.yaml"
+    params:
+        words=named_by("figure", {name: figure.words for name, figure in PLAN.figures.items()}),
+        stem=subpath(output[0], strip_suffix=".svg"),
+        sources=source_digest("gpipe_bench.figures"),
+    shell:
+        "python -m gpipe_bench figure {params.words:q} --out {params.stem:q} > {log:q} 2>&1"
 
 
 rule figures:

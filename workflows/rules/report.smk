@@ -12,10 +12,6 @@ rule report:
         rules.timeline.input,
         rules.transparency.input,
         rules.predictions.output,
-        captions=expand(
-            "workflows/report/{name}.rst",
-            name=glob_wildcards("workflows/report/{name}.rst").name,
-        ),
     output:
         ensure("results/report.html", non_empty=True),
     log:
@@ -25,5 +21,4 @@ rule report:
     params:
         sources=source_digest("gpipe_bench.report"),
     shell:
-        "python -m gpipe_bench report --results results --figures figures --captions workflows/report"
-        " --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench report --results results --figures figures --out {output:q} > {log:q} 2>&1"

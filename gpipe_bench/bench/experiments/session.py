@@ -26,13 +26,12 @@ from gpipe_bench.bench.spec.cells import CellRun
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.bench.storage.tables import companion_path
-from gpipe_bench.bench.storage.trace import write_trace
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.data import checkout_folder
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.outcomes import typical
 from gpipe_bench.results.rows import Row
-from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from gpipe_bench.util.files import DRAFT_PREFIX, json_text, staging, write_files
 
 TINY: Final = Workload(

@@ -18,7 +18,14 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.table import model_digest
-from gpipe_bench.results.catalogue import reference_companions, reference_figures, reference_tables
+from gpipe_bench.results.catalogue import (
+    DrawnFigure,
+    reference_companions,
+    reference_figures,
+    reference_tables,
+    run_figures,
+)
+from gpipe_bench.results.rows import EVIDENCE
 from gpipe_bench.util.files import write_files
 
 REDRAWN: Final = Path("figures/redrawn")
@@ -122,6 +129,25 @@ class SuitePlan:
     def reference_figures(self) -> list[str]:
         """The figures that are redrawn from those."""
         return [str(path) for figure in reference_figures() for path in figure.paths(REDRAWN)]
+
+    @property
+    def figures(self) -> dict[str, DrawnFigure]:
+        """The figures of this run by the names of their files, one of each for each kind of evidence."""
+        tables = {name: self._kinds(name) for name in self.runs}
+        tables |= {_advice_table(name): ["simulated"] for name in self.advice}
+        kinds = [kind for kind in EVIDENCE[1:] if "ablation" in self.runs and self.published("ablation", kind)]
+        return run_figures(tables, kinds)
+
+    def pictures(self, *tables: str, kind: str = "") -> list[str]:
+        """The files of the figures of some tables, all of them or those of one kind."""
+        asked = [one for one in self.figures.values() if one.table.stem in tables and kind in ("", one.kind)]
+        return [str(path) for one in asked for path in one.paths(Path("figures"))]
+
+    def _kinds(self, name: str) -> list[str]:
+        """The kinds of evidence of an experiment that are drawn; the cells of a sweep that are emulated are too few."""
+        found = ["simulated"] if self.simulated.get(name) or self.tables.get(name) else []
+        found += ["emulated"] if self.emulated.get(name) and not name.startswith("sweep_") else []
+        return [*found, *(["measured"] if self.runs[name] else [])]
 
     @property
     def verified(self) -> list[str]:

@@ -14,7 +14,7 @@
   let colour = {};
   const NARROW = 560, RIGHT = 12, LANE = { compute: 26, copy: 18 }, GAP = 7, TITLE = 22, AXIS = 30;
   const SHORTEST_US = 1;
-  const state = { set: data.sets[0], runs: [], from: 0, to: 1, hidden: new Set(), hover: null, places: [] };
+  const state = { set: data.sets[0], runs: [], from: 0, to: 1, hover: null, places: [] };
 
   const span = () => Math.max(...state.runs.map((run) => run.span_us));
   const narrow = () => canvas.clientWidth < NARROW;
@@ -87,7 +87,7 @@
     pen.clip();
     let drawn = 0;
     for (const event of run.events) {
-      if (state.hidden.has(event[at.kind]) || event[at.end_us] < state.from || event[at.start_us] > state.to) continue;
+      if (event[at.end_us] < state.from || event[at.start_us] > state.to) continue;
       const kind = data.kinds[event[at.kind]];
       const { left: start, top, width: wide, height } = box(place, event);
       pen.fillStyle = kind.colour;
@@ -191,7 +191,6 @@
       // The last one drawn lies on top.
       for (let index = place.run.events.length - 1; index >= 0; index -= 1) {
         const event = place.run.events[index];
-        if (state.hidden.has(event[at.kind])) continue;
         const spot = box(place, event);
         const slack = Math.max(0, (3 - spot.width) / 2);
         if (pixel >= spot.left - slack && pixel <= spot.left + spot.width + slack && top >= spot.top && top <= spot.top + spot.height) {
@@ -222,7 +221,8 @@
     const names = state.set.runs.map((run) => run.name);
     find("variant").replaceChildren(...names.map((name) => option(name)));
     find("other").replaceChildren(option("nothing", ""), ...names.map((name) => option(name)));
-    if (names.includes("dep-str-ptl") && names.includes("baseline")) find("other").value = "dep-str-ptl";
+    const all = names.find((name) => name.startsWith("dep-str-ptl"));
+    if (all && all !== names[0]) find("other").value = all;
     const badge = find("badge");
     badge.className = `badge ${state.set.evidence}`;
     badge.textContent = state.set.evidence;
@@ -244,19 +244,12 @@
   find("in").addEventListener("click", () => zoom(2));
   find("out").addEventListener("click", () => zoom(0.5));
   find("all").addEventListener("click", all);
-  find("kinds").append(...data.kinds.map((kind, index) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.setAttribute("aria-pressed", "true");
-    const patch = document.createElement("i");
+  const used = new Set(data.sets.flatMap((set) => set.runs.flatMap((run) => run.events.map((event) => event[at.kind]))));
+  find("kinds").append(...data.kinds.filter((_, index) => used.has(index)).map((kind) => {
+    const [entry, patch] = [document.createElement("span"), document.createElement("i")];
     patch.style.background = kind.colour;
-    button.append(patch, `${kind.letter} ${kind.name.replace("_grad", " of a gradient").replace("_", " ")}`);
-    button.addEventListener("click", () => {
-      const shown = state.hidden.delete(index) || !state.hidden.add(index);
-      button.setAttribute("aria-pressed", String(shown));
-      draw();
-    });
-    return button;
+    entry.append(patch, `${kind.letter} ${kind.name.replace("_grad", " of a gradient").replace("_", " ")}`);
+    return entry;
   }));
 
   canvas.addEventListener("wheel", (event) => {
