@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.choices import BACKWARDS, CHECKPOINT_MODES, WORKERS
 from gpipe_bench.errors import BalanceError, DeviceCountError
+from gpipe_bench.util.choices import BACKWARDS, CHECKPOINT_MODES, WORKERS
 
 T = TypeVar("T")
 

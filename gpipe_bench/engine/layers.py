@@ -17,7 +17,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.choices import TRANSFERS
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import (
     SETTINGS,
@@ -43,6 +42,7 @@ from gpipe_bench.engine.turns import Turns
 from gpipe_bench.engine.worker import this_thread
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
+from gpipe_bench.util.choices import TRANSFERS
 
 Device = torch.device | str | int
 

@@ -9,12 +9,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpipe_bench.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules import SCHEDULES, Schedule
 from gpipe_bench.simulator.hardware.profile import Link, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model
+from gpipe_bench.util.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,13 +12,13 @@ import yaml
 from gpipe_bench.bench.advice.advice import Advice, AdviceRequest, _moves, _refine, advise
 from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.choices import CHECKPOINT_MODES
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.schedules import check, read_csv
 from gpipe_bench.schedules.table import SCHEDULES, partition_count
 from gpipe_bench.simulator.hardware.profile import PROFILES
+from gpipe_bench.util.choices import CHECKPOINT_MODES
 from tests.bench.cells_of import ok_result
 
 SMALL = {"model_args": "depth=1;B=1;C=8;size=16", "devices": 2, "batch_size": 4}

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.choices import OPTIMIZERS
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
 from gpipe_bench.simulator.workloads.workload import Workload
+from gpipe_bench.util.choices import OPTIMIZERS
 
 H100 = load_profile("h100")
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8}

@@ -38,11 +38,11 @@ from gpipe_bench.bench.spec.simulated_cells import (
     host_problems,
 )
 from gpipe_bench.bench.storage.raw import RawResult
-from gpipe_bench.choices import CHECKPOINT_MODES
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.schedules.table import SCHEDULES, ScheduleName, device_count, partition_count
 from gpipe_bench.simulator.hardware.networks import IDEAL, NETWORK
+from gpipe_bench.util.choices import CHECKPOINT_MODES
 
 if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row

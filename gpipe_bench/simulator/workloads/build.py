@@ -9,7 +9,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpipe_bench.choices import HALVES
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
@@ -28,6 +27,7 @@ from gpipe_bench.simulator.workloads.workload import (
     gradient_name,
     input_name,
 )
+from gpipe_bench.util.choices import HALVES
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def workload_of(
         batch_size: samples of a mini-batch.
         chunks: micro-batches asked for.
         profile: the devices.
-        optimizer: one of :data:`gpipe_bench.choices.OPTIMIZERS`; None for no update.
+        optimizer: one of :data:`gpipe_bench.util.choices.OPTIMIZERS`; None for no update.
         masters: whether it updates copies in float32 of weights in a half.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.

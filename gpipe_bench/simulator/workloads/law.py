@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpipe_bench.choices import HALVES
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import ACCUMULATE, FOREACH, Part
+from gpipe_bench.util.choices import HALVES
 
 _STREAMS: Final = frozenset({"stream", ACCUMULATE, FOREACH})
 _CONVOLUTIONS: Final = frozenset({"convolution", "weight_gradient"})

@@ -25,7 +25,7 @@ _LOSS_SCALE: Final = 2.0**16
 
 
 def make_optimizer(name: str, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """The optimizer of one of :data:`gpipe_bench.choices.OPTIMIZERS`."""
+    """The optimizer of one of :data:`gpipe_bench.util.choices.OPTIMIZERS`."""
     made: torch.optim.Optimizer = _MAKERS[name](list(parameters))
     return made
 

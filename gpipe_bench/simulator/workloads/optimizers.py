@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.choices import HALVES, OPTIMIZERS
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.steps import Kernel, LayerFacts
+from gpipe_bench.util.choices import HALVES, OPTIMIZERS
 
 PROBE: Final = 1000
 """Elements of the parameter that is traced."""

@@ -14,7 +14,6 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gpipe_bench.choices import HALVES
 from gpipe_bench.models.arguments import Argument, Values, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.spec import ModelSpec
@@ -24,6 +23,7 @@ from gpipe_bench.simulator.tracing.precision import in_precision
 from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
 from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, SplitTrace
 from gpipe_bench.simulator.workloads.split import SplitLayers
+from gpipe_bench.util.choices import HALVES
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
