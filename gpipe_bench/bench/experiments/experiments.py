@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from gpipe_bench import choices
 from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.sweeps import CpuSweep, CudaSweep, MeasuredSweep, ProcessSweep, SimulatedSweep
 from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell, MeasuredSettings
@@ -24,6 +23,7 @@ from gpipe_bench.bench.spec.settings import Balance, BatchSize, Chunks, ModelArg
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkload
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.util import choices
 
 Repeats = Annotated[
     int,

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
-from gpipe_bench import choices
 from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
@@ -20,6 +19,7 @@ from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.results.configurations import canonical, digest
 from gpipe_bench.schedules.table import TWO_PER_DEVICE, ScheduleName, device_count, placement
+from gpipe_bench.util import choices
 
 T = TypeVar("T")
 

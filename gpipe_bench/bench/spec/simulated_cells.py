@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gpipe_bench import choices
 from gpipe_bench.bench.spec.cells import PipelineCell
 from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.bench.spec.problems import Problem
@@ -28,6 +27,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware.networks import NETWORK, problems_of_hosts
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
+from gpipe_bench.util import choices
 from gpipe_bench.util.files import is_file
 
 
