@@ -227,7 +227,8 @@ class Computation:
     def _check_writes(self, before: list[int], after: list[int], kind: str, *, copies: bool) -> None:
         partition = self.partition
         if before == after:
-            partition.writes_inputs = bool(partition.writes_inputs)
+            if not self._batch.execution.inference:  # whose tensors count no writes
+                partition.writes_inputs = bool(partition.writes_inputs)
             return
         written = [index for index, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
         if not self._aliased.isdisjoint(written):
