@@ -1,6 +1,5 @@
 # From the configuration to tables, figures and traces: snakemake --cores 1 ablation
 # What is run stands in config/, how in workflows/rules/, where in profiles/; functions live in the package.
-import json
 import os
 import sys
 from importlib.metadata import version
@@ -111,10 +110,13 @@ rule all:
 
 # Seconds each: on a cluster they run beside Snakemake, not as jobs.
 localrules:
-    cells,
     collect,
     trace,
     trace_virtual,
+
+
+onstart:
+    PLAN.write_cells(Path(CELLS_PATH))
 
 
 onsuccess:

@@ -116,7 +116,7 @@ def _page(machine: str) -> Iterator[str]:
     yield _HEAD.format(machine=f"{machine}, Python {platform.python_version()}")
     cold, warm = _predictions()
     yield f"| predictions of all published tables, nothing stored | 8 | {cold:.1f} |\n"
-    yield f"| the same with traces and compiled modules on disk | 1.3 | {warm:.1f} |\n"
+    yield f"| the same with traces and compiled modules on disk | 2 | {warm:.1f} |\n"
     yield f"| `simulate()` of n = 64 linear layers, m = 256 | 2 | {_simulated(64, 256):.1f} |\n"
     with TemporaryDirectory() as folder:
         for model in _MODELS:

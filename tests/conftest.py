@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 # Tests of this process and of those that it starts: threads inside small operators take more time than they spare, and
 # two processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the tests in the background has them ignore interrupts, as would the processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with suppress(ImportError):  # tests of GPUs run where Hypothesis is not installed
     from hypothesis import settings

@@ -1,4 +1,4 @@
-"""``advise``: balance, chunks and checkpoint mode for a model on a hardware profile."""
+"""``advise``: balance, chunks, checkpoint mode and schedule for a model on a hardware profile."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.cli.cells import from_options, with_settings
 from gpipe_bench.cli.options import Processes, stem, tell_layers, tell_loss
 from gpipe_bench.cli.progress import progress
-from gpipe_bench.util.files import check_writable
+from gpipe_bench.results.labels import run_as
+from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.advice.advice import Advice
     from gpipe_bench.bench.storage.raw import RawResult
+    from gpipe_bench.results.rows import Row
     from gpipe_bench.util.console import Grid
 
 _TITLE: Final = "recommended, and the best of each other choice"
@@ -30,8 +32,9 @@ def advise(
     processes: Processes = 1,
     rows: Annotated[Path | None, typer.Option(help="Write all that was tried as a table, a CSV file.")] = None,
     figure: Annotated[Path | None, stem("Draw it: path without suffix; needs --rows.")] = None,
+    schedule_csv: Annotated[Path | None, typer.Option(help="Write the schedule of the best, a CSV file.")] = None,
 ) -> None:
-    """Recommend a balance, a number of chunks and a checkpoint mode, and say what other choices cost.
+    """Recommend a balance, chunks, a checkpoint mode and a schedule, and say what other choices cost.
 
     Everything is simulated; no device is needed. Takes seconds for a few devices, about a minute for 64,
     and longer where the memory is tight: then balances that fit are looked for. Exit status 1
@@ -60,6 +63,13 @@ def advise(
         typer.echo(f"wrote {', '.join(map(str, ADVICE.draw(rows, figure)))}")
     if advice.best is None:
         raise typer.Exit(1)
+    if schedule_csv is not None:
+        from gpipe_bench.schedules import named_schedule, to_csv
+
+        row = advice.best.row
+        made = named_schedule(row.schedule, row.microbatches or 1, row.partitions or 1, row.device_count or 1)
+        write_files({schedule_csv: to_csv(made)})
+        typer.echo(f"wrote {schedule_csv}")
 
 
 def _print(advice: Advice) -> None:
@@ -83,17 +93,31 @@ def _print(advice: Advice) -> None:
         return
     row = best.row
     console.print(
-        f"recommended: {row.partitions} device{'s' * (row.partitions != 1)}, balance {row.balance}, "
-        f"chunks {row.chunks}, checkpoint {row.checkpoint}: {row.throughput_samples_per_s:.1f} samples/s simulated\n",
+        f"recommended: {row.device_count} device{'s' * (row.device_count != 1)}, balance {row.balance}, "
+        f"chunks {row.chunks}, checkpoint {row.checkpoint}{f', {run_as(row)}' if request.schedules else ''}: "
+        f"{row.throughput_samples_per_s:.1f} samples/s simulated\n",
         style="bold",
         soft_wrap=True,
     )
+    if other := advice.runner_up:
+        ratio = (row.throughput_samples_per_s or 0.0) / (other.row.throughput_samples_per_s or 1.0)
+        console.print(
+            f"{ratio - 1:.1%} faster than {run_as(other.row)}, the best with another schedule; of the time",
+            soft_wrap=True,
+        )
+        console.print(f"  {run_as(row)}: {_split(row)}\n  {run_as(other.row)}: {_split(other.row)}\n", soft_wrap=True)
     if (spread := advice.spread) and (ideal := advice.ideal_samples_per_s):
         speed = spread.row.throughput_samples_per_s or 0.0
-        where = f"{spread.row.partitions} devices of {request.hosts_of(spread.row.partitions or 1)} hosts"
+        where = f"{spread.row.device_count} devices of {request.hosts_of(spread.row.device_count or 1)} hosts"
         cost = f"{1 - speed / ideal:.1%}: {speed:.1f} samples/s, and {ideal:.1f} with one that takes no time"
         console.print(f"on {where} the network costs {cost}\n")
     console.print(_table(advice, best))
+
+
+def _split(row: Row) -> str:
+    """Where the time of a step goes, on the mean of the devices."""
+    idle = {name: getattr(row, f"{name}_fraction") or 0.0 for name in ("recompute", "copy", "imbalance", "bubble")}
+    return ", ".join(f"{share:.0%} {name}" for name, share in {"compute": 1 - sum(idle.values()), **idle}.items())
 
 
 def _table(advice: Advice, best: RawResult) -> Grid:
@@ -110,7 +134,7 @@ def _table(advice: Advice, best: RawResult) -> Grid:
 
 def _cells(name: str, result: RawResult, best: RawResult) -> list[str]:
     row, speed = result.row, result.row.throughput_samples_per_s
-    setting = [name, str(row.partitions), str(row.chunks), row.checkpoint]
+    setting = [name, str(row.device_count), str(row.chunks), row.checkpoint]
     if speed is None:
         # It stands for all of its kind that were tried; a balance for itself.
         unfit = "does not fit" if name.startswith("balance") else "none fits"

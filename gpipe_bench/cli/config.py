@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -37,18 +36,6 @@ def check(
         parts += [f"published tables simulated: {', '.join(experiment.tables())}"] if experiment.tables() else []
         typer.echo(f"{name}: {'; '.join(parts) or 'nothing'}")
     typer.echo(f"advice: {', '.join(config.advice) or 'nothing'}")
-
-
-@app.command("cells", hidden=True)
-def cells(
-    settings: Annotated[str, typer.Option(help="The merged configuration as JSON.")],
-    out: Annotated[Path, typer.Option(help="The file of cells to write.")],
-) -> None:
-    """Write all cells that a configuration asks for on this machine into one file, for the jobs of a workflow."""
-    from gpipe_bench.bench.experiments.workflow import make_plan
-
-    make_plan(json.loads(settings), []).write_cells(out)
-    typer.echo(f"wrote {out}")
 
 
 @app.command("write")

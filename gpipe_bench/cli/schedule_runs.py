@@ -69,6 +69,8 @@ def _command(kind: str) -> Callable[..., None]:
     ) -> None:
         from gpipe_bench.bench.running.own_schedule import OwnSchedule
 
+        if out is not None and Path(source).resolve() == _table(out).resolve():
+            raise ConfigError([f"--out must not be the schedule's own file, got {out}; name another one"])
         schedule = check(schedule_of(source, devices, microbatches, per_device)).schedule
         m = schedule.microbatches
         hardware = profile or ("" if kind == "run" else "h100")
@@ -125,11 +127,15 @@ def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float
     )
 
 
+def _table(out: Path) -> Path:
+    return out.with_name(f"{out.name}.csv")
+
+
 def _write(out: Path, rows: Sequence[ActionTimes], title: str, words: tuple[str, str], limit_ms: float) -> None:
     from gpipe_bench.figures.action_times import ActionFigure, action_figure
     from gpipe_bench.figures.style import drawing, save
 
-    table = out.with_name(f"{out.name}.csv")
+    table = _table(out)
     lines = [
         [row.device, *row.action, *(f"{ms:.6f}" for ms in (*row.predicted, *row.actual, row.late_ms, row.longer_ms))]
         for row in rows

@@ -358,8 +358,7 @@ class Pipe(GPipe):
         entering = [each for microbatch in microbatches for each in microbatch.values]
         with self._entered(plan, microbatches) as batch:
             batch.randomness.digest = begin.seed
-            stream = batch.ends[-1][0].computing
-            end = Losses(loss, targets, shares, batch.execution, stream, keeps=goal.return_output)
+            end = Losses(loss, targets, shares, batch, keeps=goal.return_output)
             options: Any = {"learning": plan.backward, "threads": False, "mailboxes": exchange}
             runtime = Runtime(self._layout, microbatches, batch, lists, end, **options)
             microbatches.clear()

@@ -64,9 +64,12 @@ class DeferredBatchNorm(_BatchNorm):
         A layer that each micro-batch calls k times is updated k times, as in the plain module.
         """
         gathered, self.gathered = self.gathered or [], None
+        # What a forward passes for the cumulative average: the counter that it sees stays until here.
+        counter = self.num_batches_tracked
+        average = 1.0 / (int(counter) + 1) if self.momentum is None and counter is not None else None
         calls = len(gathered) // m if len(gathered) % m == 0 else 1
         for call in range(calls):
-            self._update(functools.reduce(_merged, gathered[call::calls]))
+            self._update(functools.reduce(_merged, gathered[call::calls]), average)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Normalise; while deferring, gather instead of updating."""
@@ -88,14 +91,13 @@ class DeferredBatchNorm(_BatchNorm):
             )
             self._buffers.update((name, buffer) for name, buffer in buffers.items() if name not in _STATISTICS)
 
-    def _update(self, found: _Statistics) -> None:
+    def _update(self, found: _Statistics, average: float | None) -> None:
         running_mean, running_var = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
         # Nothing here needs a gradient. Without torch.no_grad(), an interrupt of the caller cannot leave grad mode off.
         share = found.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            # momentum None asks for the cumulative average
-            share = 1.0 / int(self.num_batches_tracked) if self.momentum is None else share
+            share = 1.0 / int(self.num_batches_tracked) if share == average else share
         running_mean.lerp_(found.mean.to(running_mean.dtype), share)
         running_var.lerp_((found.deviations / max(found.samples - 1, 1)).to(running_var.dtype), share)
 

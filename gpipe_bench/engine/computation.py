@@ -26,6 +26,7 @@ from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import Batch, Draws
 from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
+from gpipe_bench.engine.turns import Turns
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.skip.trees import TreeSpec
 
@@ -39,6 +40,7 @@ class BatchContext:
         transfer: ``direct`` or ``host``.
         execution: the caller's thread-local modes.
         randomness: the batch's random numbers.
+        turns: whether tasks take turns.
         observer: told of every task, if any.
         partitions: in place.
         ends: where the copies of each partition begin or end, a list by micro-batch.
@@ -51,6 +53,7 @@ class BatchContext:
     transfer: str
     execution: ExecutionContext
     randomness: Batch
+    turns: Turns
     observer: Observer | None
     partitions: list[Partition]
     ends: list[list[Endpoint]]
@@ -178,7 +181,7 @@ class Computation:
         """Run ``job`` on the compute stream, and report it as a task of this kind."""
         observer = self._batch.observer
         try:
-            with use_stream(self.stream), self._batch.randomness.turn(self.partition.j):
+            with use_stream(self.stream), self._batch.turns.turn(self.partition.j):
                 return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
         except Exception as error:
             advise(error, len(self._batch.ends[0]), self._batch.rows)

@@ -39,6 +39,7 @@ from gpipe_bench.engine.placed import device_of, taken_out
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.sequential import PipeSequential, check_outermost, check_sharing
 from gpipe_bench.engine.transfer import Stream, current_stream, record_stream, wait_stream
+from gpipe_bench.engine.turns import Turns
 from gpipe_bench.engine.worker import this_thread
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
@@ -61,6 +62,7 @@ class Layers(nn.Module):
     _rows: tuple[int, ...]
     _places: list[Partition]
     _random_ways: dict[tuple[int, bool], str]
+    _turns: dict[tuple[bool, bool], Turns]
     _observer: Observer | None
     _lock: threading.Lock
 
@@ -234,12 +236,13 @@ class Layers(nn.Module):
         self.__dict__.update(
             _places=place(self.partitions, self.devices, self._rows, self._layout, **options),
             _random_ways={},
+            _turns={},
             _observer=self.__dict__.get("_observer"),
             _lock=self.__dict__.get("_lock", threading.Lock()),
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_places", "_random_ways", "_observer", "_lock"}
+        process_bound = {"_places", "_random_ways", "_turns", "_observer", "_lock"}
         return {key: value for key, value in self.__dict__.items() if key not in process_bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

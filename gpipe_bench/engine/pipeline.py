@@ -31,6 +31,7 @@ from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
 from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.runtime.runtime import End, Runtime
+from gpipe_bench.engine.turns import Turns
 from gpipe_bench.engine.worker import Workers, in_fresh_thread, this_thread
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.program import Plan, run_forward
@@ -100,7 +101,7 @@ class Pipeline(Layers):
         loss, shares = reduced(loss, reduction, target, targets, sizes)
         entering = [value for microbatch in microbatches for value in microbatch.values]
         with self._entered(plan, microbatches) as batch:
-            end = Losses(loss, targets, shares, batch.execution, batch.ends[-1][0].computing, keeps=return_output)
+            end = Losses(loss, targets, shares, batch, keeps=return_output)
             runtime = self._runtime(batch, plan, microbatches, lists, end)
             microbatches.clear()
             try:
@@ -155,7 +156,7 @@ class Pipeline(Layers):
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
             randomness = Batch(self.devices, self._random_ways, concurrent=concurrent, training=self.training)
-            aside = plan.components.copy_streams and plan.n > 1
+            aside, threads = plan.components.copy_streams and plan.n > 1, self._has_threads(plan)
             before, this_thread.locks = this_thread.locks, (*this_thread.locks, self._lock)
             try:
                 yield BatchContext(
@@ -163,6 +164,7 @@ class Pipeline(Layers):
                     transfer=self.transfer,
                     execution=ExecutionContext.capture(self.devices),
                     randomness=randomness,
+                    turns=self._turns.setdefault((self.training, threads), Turns(plan.n, threads=threads)),
                     observer=self._observer,
                     partitions=self._places,
                     ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in self._places],

@@ -3,15 +3,13 @@
 Numbers come from the generator of the partition's own device and from that of the CPU. In a pipeline whose tasks cannot
 run at the same time both are saved: their states are noted before the first pass and put back for the recomputation,
 and the numbers are exactly those of the plain module. Otherwise an accelerator's generator is saved still, since one
-thread at a time draws from it; the CPU's is shared by all workers, and treated in one of two ways, by partition:
+thread at a time draws from it; the CPU's is shared by all workers, and treated by partition:
 
     own        the task draws from a generator of its own, seeded from (batch, i, j), see
                :mod:`gpipe_bench.engine.redirect`.
-    traced     as ``own``, and the task takes turns with those of other such partitions: it has a higher-order operator,
-               such as ``torch.cond``. PyTorch traces these, in global state, so one thread at a time can run them.
     none       the partition does not draw from it, so nothing is done.
 
-A partition's first pass in each training mode runs as if ``traced``, which also shows what it does. Should a layer draw
+A partition's first pass in each training mode runs as if ``own``, which also shows what it does. Should a layer draw
 for the first time later (it may draw under a condition), the state of the CPU's generator gives it away at the end of
 the forward pass; recomputations of that batch then watch what they draw, and raise rather than train on another mask.
 """
@@ -33,9 +31,7 @@ from gpipe_bench.engine.partition import in_task
 from gpipe_bench.engine.redirect import Redirect, default_generator
 from gpipe_bench.errors import RandomnessError
 
-_UNKNOWN, _NONE, _SAVED, _OWN, _TRACED = "unknown", "none", "saved", "own", "traced"
-# What is learnt of a partition only adds to what it was seen to do before.
-_LEARNT = (_UNKNOWN, _NONE, _OWN, _TRACED)
+_UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
 
 # Held by a recomputation that draws from the CPU's default generator, of which all backward threads have but one.
 _cpu_lock = threading.RLock()
@@ -64,8 +60,6 @@ class Batch:
         self._suspect = False
         self.drew = False
         self.nested = concurrent and in_task()
-        # Of one batch, not of the process: a task that holds it may run another pipeline.
-        self._turns = threading.RLock()
         self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
         # What all seeds of this batch come from; where processes share a batch, that of the first.
         self.digest = b""
@@ -74,15 +68,10 @@ class Batch:
         """How a task of partition j that begins now gets its random numbers."""
         return self._ways.get((j, self._training), _UNKNOWN) if self.concurrent else _SAVED
 
-    def turn(self, j: int) -> AbstractContextManager[object]:
-        """A block in which no other partition traces, if partition j may."""
-        return self._turns if self.way(j) in (_UNKNOWN, _TRACED) else nullcontext()
-
     def learn(self, j: int, redirect: Redirect) -> None:
-        """Remember what partition j was seen to do: to trace, or to draw from a generator that it shares."""
+        """Remember whether partition j was seen to draw from a generator that it shares, now or before."""
         self.drew |= redirect.drew
-        seen = _TRACED if redirect.traced else _OWN if redirect.drew else _NONE
-        self._ways[j, self._training] = max(seen, self.way(j), key=_LEARNT.index)
+        self._ways[j, self._training] = _OWN if redirect.drew or self.way(j) == _OWN else _NONE
 
     def forget(self) -> None:
         """Find out anew which partitions draw."""
@@ -126,7 +115,7 @@ class Draws:
         batch: the batch it belongs to.
         i: its micro-batch.
         j: its partition.
-        way: ``unknown``, ``none``, ``saved``, ``own`` or ``traced``; found out when the task begins, not when it is
+        way: ``unknown``, ``none``, ``saved`` or ``own``; found out when the task begins, not when it is
             launched: then the partition's task before it has ended.
         states: generators that the first pass drew from as they are, and the states in which it found them.
     """
@@ -143,14 +132,14 @@ class Draws:
         blocks = []
         if again and (self.way == _SAVED or self.batch.devices[self.j].type != "cpu"):
             blocks.append(self._saved())
-        if self.way in (_UNKNOWN, _OWN, _TRACED):
+        if self.way in (_UNKNOWN, _OWN):
             blocks.append(self._own())
         return within(blocks)
 
     def replay(self) -> AbstractContextManager[None]:
         """For the recomputation: the same numbers once more."""
         blocks = [self._restored()] if self.states else []
-        if self.way in (_UNKNOWN, _OWN, _TRACED):
+        if self.way in (_UNKNOWN, _OWN):
             blocks.append(self._own())
         elif self.way == _NONE and self.batch.suspect:
             blocks.append(self._watched())

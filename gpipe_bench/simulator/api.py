@@ -158,8 +158,8 @@ def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tu
     if isinstance(given, Schedule):
         check(given)
     try:
-        # Devices and parts of a named schedule do not depend on m; all of its actions are made where they are lowered.
-        chosen = chosen_schedule(given, 1 if isinstance(given, str) else m, n, settings.devices)
+        # From two micro-batches on, devices and parts of a named schedule are those of any m, whose actions come later.
+        chosen = chosen_schedule(given, min(m, 2) if isinstance(given, str) else m, n, settings.devices)
         check_devices(chosen.placement, settings.devices or chosen.placement)
     except ScheduleError:
         raise

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import yaml
 
 from gpipe_bench.bench.advice.advice import Advice, AdviceRequest, _moves, _refine, advise
+from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.choices import CHECKPOINT_MODES
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.labels import run_as
+from gpipe_bench.schedules import check, read_csv
+from gpipe_bench.schedules.table import SCHEDULES, partition_count
 from gpipe_bench.simulator.hardware.profile import PROFILES
 from tests.bench.cells_of import ok_result
 
@@ -49,10 +55,57 @@ def test_the_best_is_the_fastest(advice):
 
 def made(throughput, balance, busy, **values):
     """A simulation of ours: its throughput, and how busy each device was."""
-    known = {"throughput_samples_per_s": throughput, "balance": balance, "partitions": len(busy), **values}
+    known = {
+        "throughput_samples_per_s": throughput,
+        "balance": balance,
+        "partitions": len(busy),
+        "device_count": len(busy),
+        **values,
+    }
     result = ok_result("dep-str-ptl", **known)
     devices = [{"compute_fraction": share, "recompute_fraction": 0.0, "peak_reserved_gib": 1.0} for share in busy]
     return replace(result, devices=devices)
+
+
+@pytest.fixture(scope="module")
+def scheduled():
+    return advise(AdviceRequest.model_validate({**SMALL, "schedules": "all", "batch_size": 2}))
+
+
+def test_schedules_are_searched_as_an_exhaustive_search_would(scheduled):
+    request, found = scheduled.request, []
+    assert request.schedules == SCHEDULES
+    for name, p, m, mode in product((None, *SCHEDULES), (1, 2), (1, 2), CHECKPOINT_MODES):
+        n = partition_count(name, p)
+        found.append(request.cell(partitions=n, chunks=m, checkpoint=mode, schedule=name))
+    speeds = [result.row.throughput_samples_per_s for result in simulate_cells(found, timelines=())]
+    assert scheduled.best.row.throughput_samples_per_s >= max(speeds)
+    assert {result.cell for result in scheduled.results} >= {cell.id for cell in found}
+
+
+def test_the_runner_up_has_another_schedule(scheduled):
+    best, other = scheduled.best.row, scheduled.runner_up.row
+    assert run_as(best) != run_as(other)
+    assert other.throughput_samples_per_s <= best.throughput_samples_per_s
+    assert f"schedule {run_as(other)}" in dict(scheduled.alternatives())
+
+
+def test_a_schedule_is_chosen_where_the_paper_s_executor_does_not_fit():
+    wide = {"model_args": "depth=3;B=1;C=32;size=128", "devices": 4, "batch_size": 64, "schedules": "zb_h1"}
+    found = advise(AdviceRequest.model_validate({**wide, "memory_limit_gib": 0.8}))
+    assert found.best.row.schedule == "zb_h1"
+    assert max(device["peak_allocated_gib"] for device in found.best.devices) <= 0.8
+
+
+def test_the_command_writes_the_schedule_of_the_best(tmp_path, capsys):
+    out = tmp_path / "best.csv"
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, "schedules": "1f1b,zb_v"}.items()]
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", *words, "--schedule-csv", str(out)])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "the best with another schedule; of the time" in said
+    check(read_csv(out.read_text()))
 
 
 def test_the_busiest_partition_gives_or_takes_a_layer():

@@ -102,6 +102,7 @@ def test_keys_are_text(tmp_path):
             "ablation: {cpu: {model_args: 'depth=1000000'}}",
             "depth of unet must be an integer, at least 1 and less",
         ),
+        ("advice: {unet: {memory_limit_gib: .inf}}", "advice.unet.memory_limit_gib must be a finite number"),
         (
             "sweep: {simulated: {unet: {profile: 'a{b}.yaml'}}}",
             "profile must be a path without braces, got 'a{b}",

@@ -116,6 +116,13 @@ def test_each_action_of_a_step_stands_beside_its_prediction(call, tmp_path, comm
         )
 
 
+def test_the_table_of_actions_is_not_written_over_the_schedule(call, tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text(to_csv(named_schedule("1f1b", 3, 2, 2)))
+    status, _, error = call("simulate", file, *SMALL, "--out", tmp_path / "own")
+    assert (status, "must not be the schedule's own file" in error) == (2, True)
+
+
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_an_emulated_step_stands_beside_its_simulation():
     command = [

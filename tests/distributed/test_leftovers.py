@@ -51,6 +51,16 @@ def step(pipe):
     pipe.step(torch.ones(8, 3), torch.ones(8, 3), functional.mse_loss)
 
 
+def refused_step(pipe, rank, store):
+    """What a step that must fail says; the others are told that it has ended."""
+    try:
+        step(pipe)
+    except PeerError as error:
+        return str(error)
+    finally:
+        store.set(str(rank), "ended")
+
+
 def fail():
     raise BoomError
 
@@ -89,12 +99,7 @@ def unequal(rank, silent):
         if silent:
             store.wait(["0", "2"])
         return None
-    try:
-        step(pipe)
-    except PeerError as error:
-        return str(error)
-    finally:
-        store.set(str(rank), "ended")
+    return refused_step(pipe, rank, store)
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -110,13 +115,7 @@ def silent_at_the_end(rank):
     layers = [nn.Linear(3, 3) for _ in range(SIZE)]
     if rank == 2:
         layers[2].register_forward_hook(lambda *_: store.wait(["0", "1"]))
-    pipe = Pipe(nn.Sequential(*layers), [1] * SIZE, chunks=2, timeout_s=2)
-    try:
-        step(pipe)
-    except PeerError as error:
-        return str(error)
-    finally:
-        store.set(str(rank), "ended")
+    return refused_step(Pipe(nn.Sequential(*layers), [1] * SIZE, chunks=2, timeout_s=2), rank, store)
 
 
 def test_the_silent_rank_is_named(tmp_path):

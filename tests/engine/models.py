@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.skip import pop, skippable, stash
 from tests.engine.steps import mean_loss, samples
-from tests.engine.support import MODES, Affine, Embed, InPlace, Mix, Narrow, Tag, Widen, skip_pair
+from tests.engine.support import MODES, Do, Embed, Mix, Narrow, Tag, Widen, skip_pair
 
 
 @dataclass(frozen=True)
@@ -37,17 +36,6 @@ def in_turn(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class Do(nn.Module):
-    """A function of what comes, after a layer with weights if it has one."""
-
-    def __init__(self, function: Callable[..., Any], layer: nn.Module | None = None) -> None:
-        super().__init__()
-        self.function, self.layer = function, layer
-
-    def forward(self, value: Any) -> Any:
-        return self.function(value if self.layer is None else self.layer(value))
-
-
 def frozen(layer: nn.Module) -> nn.Module:
     return layer.requires_grad_(requires_grad=False)
 
@@ -55,51 +43,52 @@ def frozen(layer: nn.Module) -> nn.Module:
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-class Same(nn.Module):
-    """Uses one weight twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(torch.tanh(self.linear(x)))
+def derived(x: Tensor, direction: Tensor, length: Tensor) -> Tensor:
+    """Computes a weight from two others, and uses it twice."""
+    weight = direction.sin() * length
+    return torch.tanh(x @ weight) @ weight
 
 
-class Derived(nn.Module):
-    """Computes its weight from two others, and uses it twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.direction, self.length = nn.Parameter(torch.eye(3) + 0.1), nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.direction.sin() * self.length
-        return torch.tanh(x @ weight) @ weight
+def beside(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """Gives two values that do not depend on the input but on the same weight."""
+    rows = torch.ones(x.size(0), 3, dtype=x.dtype)
+    return x @ weight.sin(), rows @ weight.sin().cos(), rows @ weight.sin()
 
 
-class Constant(nn.Module):
+def derived_weight() -> nn.Module:
+    return Do(derived, torch.eye(3) + 0.1, torch.ones(3))
+
+
+def values_beside() -> nn.Module:
+    return Do(beside, torch.eye(3) + 0.1)
+
+
+def product() -> nn.Module:
+    return Do(lambda x, weight: Product.apply(x, weight).tanh(), torch.tensor([1.0, 2, 3]))
+
+
+def same() -> nn.Module:
+    return Do(lambda x, linear: linear(torch.tanh(linear(x))), nn.Linear(3, 3))
+
+
+def constant() -> nn.Module:
     """Gives something that does not depend on its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight.sin().expand(x.size(0), 3) * 1
+    return Do(lambda x, weight: weight.sin().expand(x.size(0), 3) * 1, torch.linspace(-1, 1, 3))
 
 
-class Beside(nn.Module):
-    """Gives beside its result two values that do not depend on its input but on the same weight."""
+def normed() -> nn.Module:
+    """Has weights that nothing uses, one that is a scalar, and a layer of PyTorch's with several."""
+    parts = nn.LayerNorm(3), nn.GRUCell(3, 3), torch.tensor(1.5), nn.Linear(2, 2)
+    return Do(lambda x, norm, cell, scale, _: cell(norm(x)) * scale, *parts)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(3) + 0.1)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        weight = self.weight.sin()
-        rows = torch.ones(x.size(0), 3, dtype=x.dtype)
-        return x @ weight, rows @ weight.cos(), rows @ weight
+def two_paths() -> nn.Module:
+    """Its input reaches the output by two ways with weights, and past all weights."""
+    return Do(lambda x, one, other: x + torch.tanh(one(x)) * other(x), nn.Linear(3, 3), nn.Linear(3, 3))
+
+
+def branches() -> nn.Module:
+    return Do(lambda x, one, other: (one(x), other(x)), Mix(), Mix())
 
 
 class Hooked(nn.Module):
@@ -121,30 +110,6 @@ class Hooked(nn.Module):
         return x
 
 
-class Normed(nn.Module):
-    """Has weights that nothing uses, one that is a scalar, and a layer of PyTorch's with several."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.rest = nn.LayerNorm(3), nn.Linear(2, 2)
-        self.cell = nn.GRUCell(3, 3)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cell(self.norm(x)) * self.scale
-
-
-class TwoPaths(nn.Module):
-    """Its input reaches the output by two ways with weights, and past all weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.one(x)) * self.other(x)
-
-
 class Product(torch.autograd.Function):
     """x times w, as a node made in Python."""
 
@@ -159,15 +124,6 @@ class Product(torch.autograd.Function):
         return grad * w, (grad * x).sum(0)
 
 
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Product.apply(x, self.weight).tanh()
-
-
 class Returned(torch.autograd.Function):
     """Its input as it is, and twice its gradient."""
 
@@ -180,31 +136,16 @@ class Returned(torch.autograd.Function):
         return grad * 2
 
 
-class Elsewhere(nn.Module):
-    """Its layer runs in a thread of its own, whose nodes have numbers of their own."""
+def elsewhere(x: Tensor, layer: nn.Module) -> Tensor:
+    """The layer runs in a thread of its own, whose nodes have numbers of their own."""
+    grad = torch.is_grad_enabled()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Mix()
+    def run() -> Tensor:
+        with torch.set_grad_enabled(grad):
+            return layer(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        grad = torch.is_grad_enabled()
-
-        def run() -> Tensor:
-            with torch.set_grad_enabled(grad):
-                return self.layer(x)
-
-        with ThreadPoolExecutor(1) as threads:
-            return threads.submit(run).result()
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = Mix(), Mix()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.one(x), self.other(x)
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(run).result()
 
 
 def parametrised() -> list[nn.Module]:
@@ -225,24 +166,24 @@ def with_frozen(*which: int) -> Callable[[], list[nn.Module]]:
 
 
 WEIGHTS = {
-    "one weight twice": Case(lambda: [Same(), Same(), Derived(), Derived()]),
-    "no input used": Case(lambda: [Mix(), Constant(), Mix(), Mix()]),
-    "no input used at the end": Case(lambda: [Mix(), Mix(), Mix(), Constant()]),
-    "values beside": Case(lambda: [Beside(), Mix(), in_turn(Narrow(), Beside()), in_turn(Mix(), Narrow())]),
+    "one weight twice": Case(lambda: [same(), same(), derived_weight(), derived_weight()]),
+    "no input used": Case(lambda: [Mix(), constant(), Mix(), Mix()]),
+    "no input used at the end": Case(lambda: [Mix(), Mix(), Mix(), constant()]),
+    "values beside": Case(lambda: [values_beside(), Mix(), in_turn(Narrow(), values_beside()), Narrow()]),
     "hooks": Case(lambda: [Hooked(), Mix(), Hooked(), in_turn(Hooked(), Hooked())]),
     "no weights": Case(lambda: [nn.Tanh(), Mix(), nn.Identity(), nn.Tanh()]),
-    "weights of all kinds": Case(lambda: [Normed(), Normed(), TwoPaths(), TwoPaths()]),
-    "weights of functions made in Python": Case(lambda: [Scale() for _ in range(4)]),
+    "weights of all kinds": Case(lambda: [normed(), normed(), two_paths(), two_paths()]),
+    "weights of functions made in Python": Case(lambda: [product() for _ in range(4)]),
     "a function that returns its input": Case(
         lambda: [Do(Returned.apply), in_turn(Mix(), Do(Returned.apply)), in_turn(Do(Returned.apply), Mix()),
                  Do(Returned.apply)]
     ),
     "weights that are parametrised": Case(parametrised),
-    "a layer with a thread": Case(lambda: [Mix(), Elsewhere(), Elsewhere(), Mix()]),
+    "a layer with a thread": Case(lambda: [Mix(), Do(elsewhere, Mix()), Do(elsewhere, Mix()), Mix()]),
     "an output that the loss leaves out": Case(
-        lambda: [Mix(), Mix(), Mix(), Branches()], loss=lambda output, target: mean_loss(output[0], target)
+        lambda: [Mix(), Mix(), Mix(), branches()], loss=lambda output, target: mean_loss(output[0], target)
     ),
-    "an output that the next layer leaves out": Case(lambda: [Mix(), Branches(), Do(lambda values: values[1]), Mix()]),
+    "an output that the next layer leaves out": Case(lambda: [Mix(), branches(), Do(lambda values: values[1]), Mix()]),
     "tokens": Case(lambda: [Embed(), Mix(), Widen(), Narrow()], lambda _: torch.arange(7) % 5),
     "large tensors": Case(
         lambda: [nn.Linear(64, 64), in_turn(nn.Tanh(), nn.Linear(64, 64)), nn.Linear(64, 64), nn.Tanh()],
@@ -281,7 +222,7 @@ def handing_on(*forms: str) -> Callable[[], list[nn.Module]]:
     takes = [lambda x: x, *(FORMS[form][1] for form in forms)]
     gives = [*(FORMS[form][0] for form in forms), lambda x: x]
     return lambda: [
-        nn.Sequential(Do(take), Do(give, Mix())) for take, give in zip(takes, gives, strict=True)
+        in_turn(Do(take), Mix(), Do(give)) for take, give in zip(takes, gives, strict=True)
     ]  # fmt: skip
 
 
@@ -292,63 +233,35 @@ class Box:
         self.value = value
 
 
-class Shared(nn.Module):
-    """Gives a tensor, a view of it, and keeps it aside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.kept = self.layer(x)
-        return self.kept, self.kept[..., :2]
-
-
-class Writes(nn.Module):
-    """Writes to one, and then reads all."""
-
-    def __init__(self, shared: Shared) -> None:
-        super().__init__()
-        self.shared = [shared]
-
-    def forward(self, values: tuple[Tensor, Tensor]) -> Tensor:
-        values[1].mul_(3)
-        (shared,) = self.shared
-        return values[0] * 2 + shared.kept**2 + values[1].sum(-1, keepdim=True)
-
-
 def within_a_partition() -> list[nn.Module]:
     """Between layers of a partition, autograd knows what shares memory, and layers know which tensor is which."""
-    shared = Shared()
-    return [in_turn(shared, Writes(shared)), Mix(), in_turn(Do(Box, Mix()), Do(lambda box: box.value)), Mix()]
+    kept: list[Tensor] = []
+
+    def share(x: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor]:
+        kept[:] = [layer(x)]
+        return kept[0], kept[0][..., :2]
+
+    def write(values: tuple[Tensor, Tensor]) -> Tensor:
+        values[1].mul_(3)
+        return values[0] * 2 + kept[0] ** 2 + values[1].sum(-1, keepdim=True)
+
+    shared = in_turn(Do(share, nn.Linear(3, 3)), Do(write))
+    return [shared, Mix(), in_turn(Mix(), Do(Box), Do(lambda box: box.value)), Mix()]
 
 
 def pair_of(needs: bool) -> tuple[Tensor, Tensor]:
     return samples(7, 3, requires_grad=needs), samples(7, 3, requires_grad=False).cos()
 
 
-class Uses(nn.Module):
+def using(use: Callable[[Tensor, Any], Tensor]) -> nn.Module:
     """(x, value) -> (what a layer makes of x and the value, the value)."""
-
-    def __init__(self, use: Callable[[Tensor, Any], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.use = nn.Linear(3, 3), use
-
-    def forward(self, values: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        x, value = values
-        return self.linear(self.use(x, value)), nn.Identity()(value)
+    return Do(lambda values, linear: (linear(use(*values)), nn.Identity()(values[1])), nn.Linear(3, 3))
 
 
-class Makes(nn.Module):
+def making(make: Callable[..., Any]) -> nn.Module:
     """(x, value) -> (a layer's result, what is made of both and a weight)."""
-
-    def __init__(self, make: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
-        super().__init__()
-        self.linear, self.make = nn.Linear(3, 3), make
-        self.weight = nn.Parameter(torch.linspace(0.5, 2, 3))
-
-    def forward(self, values: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
-        return self.linear(values[0]), self.make(*values, self.weight)
+    parts = nn.Linear(3, 3), torch.linspace(0.5, 2, 3)
+    return Do(lambda values, linear, weight: (linear(values[0]), make(*values, weight)), *parts)
 
 
 class Through(torch.autograd.Function):
@@ -404,15 +317,21 @@ MADE = {
 }
 
 
-def making(make: Callable[..., Any], use: Callable[..., Tensor]) -> Callable[[], list[nn.Module]]:
-    return lambda: [Makes(make), Uses(use), Uses(use), Do(first)]
+def made(make: Callable[..., Any], use: Callable[..., Tensor]) -> Callable[[], list[nn.Module]]:
+    return lambda: [making(make), using(use), using(use), Do(first)]
 
 
 def changed_by_a_weight(function: Callable[[Tensor, Tensor], Tensor]) -> Case:
     """A value that needs a gradient only behind the layer that hands it on."""
-    make = Makes(lambda _, given, weight: function(given, weight))
-    return Case(lambda: [Uses(lambda x, value: x * value.sin()), make, Do(lambda values: values[0] * values[1]), Mix()],
-                lambda _: pair_of(needs=True))  # fmt: skip
+    return Case(
+        lambda: [
+            using(lambda x, value: x * value.sin()),
+            making(lambda _, given, weight: function(given, weight)),
+            Do(lambda values: values[0] * values[1]),
+            Mix(),
+        ],
+        lambda _: pair_of(needs=True),
+    )
 
 
 VALUES = {
@@ -421,163 +340,14 @@ VALUES = {
     "named tuples, text and numbers": Case(handing_on("named", "text", "no tensors")),
     "within a partition": Case(within_a_partition),
     "a scalar and a number": Case(
-        lambda: [Do(lambda x: {"x": x, "length": x.detach()[0].sum(), "count": 3}, Mix()),
+        lambda: [in_turn(Mix(), Do(lambda x: {"x": x, "length": x.detach()[0].sum(), "count": 3})),
                  Do(lambda values: values["x"] * values["count"]), Mix(), Mix()]
     ),
-    "values handed on": Case(lambda: [*map(Uses, USES), Do(first)], pair_of),
+    "values handed on": Case(lambda: [*map(using, USES), Do(first)], pair_of),
     "a value written to with a weight": changed_by_a_weight(Tensor.mul_),
     "a value returned with a weight": changed_by_a_weight(Through.apply),
-    **{f"made: {name}": Case(making(*MADE[name]), pair_of) for name in MADE},
+    **{f"made: {name}": Case(made(*MADE[name]), pair_of) for name in MADE},
     "made: jagged with a gradient": Case(
-        making(lambda x, given, weight: jagged([*(x * weight)]), from_jagged), pair_of, modes=("never",)
+        made(lambda x, given, weight: jagged([*(x * weight)]), from_jagged), pair_of, modes=("never",)
     ),
 }  # fmt: skip
-
-
-# --- memory that is written to or shared ----------------------------------------------------------------------------
-
-
-@skippable(stash=["same"])
-class Keep(nn.Module):
-    """Stashes what it passes on."""
-
-    def forward(self, x: Tensor) -> Any:
-        yield stash("same", x)
-        return x
-
-
-@skippable(pop=["same"])
-class Add(nn.Module):
-    def forward(self, x: Tensor) -> Any:
-        skip = yield pop("same")
-        return x + skip
-
-
-def twice(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x, x
-
-
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    both = torch.cat([x, x * 2], 1)
-    return both[:, :3], both[:, 3:]
-
-
-def rows_of_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Every second column each: memory that interleaves and does not overlap."""
-    both = torch.stack([x, x * 2], 2)
-    return both[..., 0], both[..., 1]
-
-
-def write_first(values: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return values[0].mul_(0.5), values[1]
-
-
-def write_second(values: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return values[0], values[1].mul_(0.5)
-
-
-def total(values: tuple[Tensor, ...]) -> Tensor:
-    return values[0] * 2 + values[1].sin()
-
-
-def shared(before: Callable[..., Any], behind: Callable[..., Any]) -> Case:
-    """The second partition hands on what shares memory, or does not."""
-    return Case(lambda: [Affine(), Do(before, Affine()), in_turn(Do(behind), Do(total)), Affine()])
-
-
-def handed_on(make: Callable[[], nn.Module]) -> Case:
-    """A partition that gives its input, or a view of it, from which the next one goes on in place."""
-    return Case(lambda: [Affine(), make(), in_turn(InPlace(), nn.Flatten()), Affine()])
-
-
-def masked(values: tuple[Tensor, Tensor]) -> Tensor:
-    """Changes the mask, and applies it."""
-    return values[0] * values[1].clamp_(min=0)
-
-
-MEMORY = {
-    "in place": Case(lambda: [Affine(), InPlace(), in_turn(Affine(), nn.ReLU(inplace=True)), Affine()]),
-    # PyTorch refuses to write to a leaf that requires a gradient
-    "in place at the batch": Case(
-        lambda: [in_turn(InPlace(), Affine()), Affine(), in_turn(InPlace(), Mix()), Mix()],
-        lambda _: samples(7, 3, requires_grad=False),
-    ),
-    "the batch handed on": Case(
-        lambda: [nn.Identity(), InPlace(), Affine(), Affine()], lambda _: samples(7, 3, requires_grad=False)
-    ),
-    "a view of the batch handed on": Case(
-        lambda: [nn.Flatten(1), InPlace(), Affine(), Affine()], lambda _: samples(7, 3, requires_grad=False)
-    ),
-    "one of the batch handed on": Case(
-        lambda: [Do(lambda values: (values[0].sin(), values[1])), Do(masked), Affine(), Affine()], pair_of
-    ),
-    "an input handed on": handed_on(nn.Identity),
-    "an input flattened": handed_on(nn.Flatten),
-    "an input with another dimension": handed_on(lambda: nn.Unflatten(1, (3, 1))),
-    "a clone written to": shared(twice, lambda values: (values[0].clone().mul_(0.5), values[1])),
-    "a clone made before": shared(lambda x: (x, x.clone()), write_first),
-    "halves": shared(halves, write_first),
-    "interleaved columns": shared(rows_of_columns, write_second),
-    "one twice": shared(twice, lambda values: values),
-    "a third written to": shared(
-        lambda x: (x, x, x * 2), lambda values: (values[0] + values[2].mul_(0.5), values[1])
-    ),
-    "written to before the cut": shared(lambda x: write_first(twice(x)), lambda values: values),
-    "one twice in a dict": shared(
-        lambda x: {"a": x, "b": x}, lambda values: (values["a"] * 2, values["b"])
-    ),
-    **{f"a batch with {name} twice": Case(
-        lambda: [Do(lambda values: values), in_turn(Do(total), Affine()), Affine(), Affine()],
-        lambda _, share=share: share(samples(8, 3, requires_grad=False)),
-    ) for name, share in {"a tensor": lambda x: twice(x[:7]), "memory": lambda x: (x[:7], x[:7].view(-1, 3)),
-                          "rows": lambda x: (x[:-1], x[1:])}.items()},
-}  # fmt: skip
-
-
-# --- skips ----------------------------------------------------------------------------------------------------------
-
-
-@skippable(stash=["skip"])
-class Part(nn.Module):
-    """(x, value) -> x; stashes the value, or integers."""
-
-    def __init__(self, choose: Callable[[Any], Tensor]) -> None:
-        super().__init__()
-        self.choose = choose
-
-    def forward(self, values: Any) -> Any:
-        yield stash("skip", self.choose(values))
-        return values[0] if isinstance(values, tuple) else values
-
-
-@skippable(pop=["skip"])
-class Times(nn.Module):
-    def forward(self, x: Tensor) -> Any:
-        skip = yield pop("skip")
-        return x * (skip if skip.requires_grad else needs_none(skip))
-
-
-def with_skip(between: nn.Module, **options: bool) -> list[nn.Module]:
-    opening, closing = skip_pair(**options)
-    return [in_turn(Mix(), opening), Mix(), between, in_turn(closing, Mix())]
-
-
-SKIPS = {
-    "a skip past two partitions, and none": Case(
-        lambda: [in_turn(Mix(), (pair := skip_pair())[0]), Mix(), (none := skip_pair(nothing=True))[0],
-                 in_turn(pair[1], none[1], Mix())]
-    ),
-    "a skip that is not used": Case(lambda: with_skip(Mix(), ignore=True)),
-    "a skip that alone is used": Case(lambda: with_skip(Do(torch.ones_like))),
-    "a skip of a mask": Case(lambda: [Part(lambda values: values[1]), Mix(), Mix(), Times()], pair_of),
-    "a skip of integers": Case(lambda: [Mix(), Part(lambda x: (x > 0).long()), Mix(), in_turn(Times(), Mix())]),
-    "a skip popped before a write": Case(
-        lambda: [in_turn(Affine(), Keep()), in_turn(Add(), nn.ReLU(inplace=True)), Affine(), Affine()]
-    ),
-    "a skip that is the tensor itself, past writes to others": Case(
-        lambda: [in_turn(Affine(), Keep()), in_turn(Affine(), nn.ReLU(inplace=True), Affine()), nn.ReLU(inplace=True),
-                 in_turn(Affine(), Add(), Affine())]
-    ),
-}  # fmt: skip
-
-CASES = {**WEIGHTS, **VALUES, **MEMORY, **SKIPS}

@@ -55,6 +55,19 @@ def first_float(value: Any) -> Tensor:
     return next(item for item in values if isinstance(item, Tensor) and item.is_floating_point())
 
 
+class Do(nn.Module):
+    """A function of what comes, and of layers and weights."""
+
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.function, self.names = function, [f"part{index}" for index in range(len(parts))]
+        for name, part in zip(self.names, parts, strict=True):
+            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
+
+    def forward(self, value: Any) -> Any:
+        return self.function(value, *(getattr(self, name) for name in self.names))
+
+
 class Mix(nn.Module):
     """(B, 3) -> (B, 3) with parameters, on every floating-point tensor."""
 

@@ -11,7 +11,7 @@ from torch.nn.functional import gaussian_nll_loss, mse_loss
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from gpipe_bench import GPipe, Pipe
-from tests.engine.support import on_cpu
+from tests.engine.support import Do, on_cpu
 
 X = torch.rand(6, 4)
 BOTH = pytest.mark.parametrize("kind", [GPipe, Pipe])
@@ -49,24 +49,21 @@ def test_batch_normalisation_of_one_row(rows, chunks, got, checkpointed, schedul
 
 
 def test_batch_normalisation_that_gets_one_row_of_several_is_no_matter_of_chunks():
-    class First(nn.Module):
-        def forward(self, x):
-            return x[:1]
+    def first_row(x):
+        return x[:1]
 
-    pipe = piped(GPipe, First(), nn.BatchNorm1d(4), chunks=2)
+    pipe = piped(GPipe, Do(first_row), nn.BatchNorm1d(4), chunks=2)
     assert notes_of(ValueError, "Expected more than 1 value", partial(pipe, X)) == []
 
 
-class Sum(nn.Module):
+def zeros(x):
     """(N, 4) -> (N, as many as the first element says)."""
-
-    def forward(self, x):
-        return x.new_zeros(len(x), int(x[0, 0]))
+    return x.new_zeros(len(x), int(x[0, 0]))
 
 
 @BOTH
 def test_results_of_other_lengths(kind):
-    pipe = piped(kind, nn.Identity(), Sum(), chunks=2)
+    pipe = piped(kind, nn.Identity(), Do(zeros), chunks=2)
     message = r"agree in all dimensions but the first, got \[1, 3\], \[1, 5\]; pad them in the last layer, or call pipe"
     assert notes_of(ValueError, message, partial(pipe, torch.tensor([[3.0], [5.0]]))) == []
 
@@ -78,29 +75,26 @@ def test_results_that_are_jagged(kind):
     notes_of(ValueError, r"be tensors that torch\.cat takes, got nested ones of shapes .*; pad", partial(pipe, jagged))
 
 
-class SometimesSparse(nn.Module):
-    def forward(self, x):
-        return x.to_sparse() if x[0, 0] > 0 else x
+def sometimes_sparse(x):
+    return x.to_sparse() if x[0, 0] > 0 else x
 
 
 @BOTH
 def test_other_errors_of_gathering_stay(kind):
-    pipe = piped(kind, SometimesSparse(), chunks=2)
+    pipe = piped(kind, Do(sometimes_sparse), chunks=2)
     with torch.no_grad():
         notes_of(RuntimeError, "(?i)sparse", partial(pipe, torch.tensor([[1.0], [-1.0]])))
 
 
-class Sometimes(nn.Module):
+def sometimes(x):
     """A tuple, or a tensor."""
-
-    def forward(self, x):
-        return (x, x) if x[0, 0] > 0 else x
+    return (x, x) if x[0, 0] > 0 else x
 
 
 @BOTH
 @pytest.mark.parametrize("signs", [(1.0, -1.0), (-1.0, 1.0)])
 def test_results_of_other_forms(kind, signs):
-    pipe = piped(kind, Sometimes(), chunks=2)
+    pipe = piped(kind, Do(sometimes), chunks=2)
     message = r"results of all micro-batches must have one form, got .*; return the same tuple from every one"
     notes_of(TypeError, message, partial(pipe, torch.tensor(signs).unsqueeze(1)))
 
@@ -113,10 +107,9 @@ class Jagged(nn.Module):
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-class Padded(nn.Module):
-    def forward(self, x):
-        x = x[1] if isinstance(x, tuple) else x
-        return x.to_padded_tensor(0.0, output_size=(x.size(0), 3, 4))
+def padded(x):
+    x = x[1] if isinstance(x, tuple) else x
+    return x.to_padded_tensor(0.0, output_size=(x.size(0), 3, 4))
 
 
 class Both(Jagged):
@@ -129,7 +122,7 @@ class Both(Jagged):
 @pytest.mark.parametrize("layer", [Jagged(), Both()], ids=["jagged", "both"])
 @pytest.mark.parametrize("schedule", [None, "gpipe"])
 def test_jagged_tensors_between_checkpointed_partitions(schedule, layer):
-    pipe = piped(GPipe, nn.Linear(4, 4), layer, Padded(), chunks=2, checkpoint="always", schedule=schedule)
+    pipe = piped(GPipe, nn.Linear(4, 4), layer, Do(padded), chunks=2, checkpoint="always", schedule=schedule)
     loss = pipe(torch.rand(6, 3, 4)).sum()
     (note,) = notes_of(RuntimeError, "shape", loss.backward)
     assert note == (

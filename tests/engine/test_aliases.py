@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from gpipe_bench import Components, NoChunk, Pipe
 from gpipe_bench.engine.microbatch import aliased_values
 from gpipe_bench.skip import pop, skippable
-from tests.engine.models import Add, Do, Keep, in_turn, total, twice, write_first, write_second
+from tests.engine.models import in_turn
+from tests.engine.shared_models import Add, Keep, total, twice, write_first, write_second
 from tests.engine.steps import mean_loss, samples, scheduled, step, targets
-from tests.engine.support import MODES, Affine, assert_same, on_cpu
+from tests.engine.support import MODES, Affine, Do, assert_same, on_cpu
 
 REFUSED = (
     "a tensor that enters or leaves a partition twice must not be written to behind the boundary, got an in-place "

@@ -15,7 +15,7 @@ from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_bat
 from gpipe_bench.engine.context import ExecutionContext
 from gpipe_bench.schedules import SCHEDULES
 from tests.engine.steps import scheduled
-from tests.engine.support import FACTORIAL, MODES, on_cpu
+from tests.engine.support import FACTORIAL, MODES, Do, on_cpu
 
 
 def images(size: int = 8, seed: int = 0) -> Tensor:
@@ -163,14 +163,13 @@ def test_a_frozen_layer_keeps_its_statistics_in_training():
 
 
 def test_an_aborted_batch_leaves_no_trace():
-    class Fuse(nn.Module):
-        def forward(self, x):
-            if x.max() > 50:
-                raise ValueError("too hot")
-            return x
+    def fuse(x):
+        if x.max() > 50:
+            raise ValueError("too hot")
+        return x
 
     plain = nn.Sequential(nn.BatchNorm2d(2), nn.Identity())
-    pipe = deferred(nn.Sequential(copy.deepcopy(plain[0]), Fuse()))
+    pipe = deferred(nn.Sequential(copy.deepcopy(plain[0]), Do(fuse)))
     poisoned = images()
     poisoned[6:] = 1e6
     pipe[0].weight.data.mul_(100)

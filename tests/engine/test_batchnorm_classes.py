@@ -74,7 +74,11 @@ class Keyword(nn.Module):
 
 
 OPTIONS = [{}, {"momentum": None}, {"momentum": 0.5, "affine": False}]
-CASES = [*((kind, options) for kind in (nn.BatchNorm2d, Derived, WithActivation) for options in OPTIONS), (Keyword, {})]
+CASES = [
+    *((kind, options) for kind in (nn.BatchNorm2d, Derived, WithActivation) for options in OPTIONS),
+    (Keyword, {}),
+    (Keyword, {"momentum": None}),
+]
 
 
 def assert_trains_like_the_plain_one(make, x, checkpoint, schedule=None, steps: int = 2) -> None:

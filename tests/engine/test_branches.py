@@ -8,12 +8,9 @@ from itertools import count
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from gpipe_bench.engine.runtime.cell import receive
-from gpipe_bench.engine.runtime.split import find_branches
 from tests.engine.steps import SPLIT, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import assert_same
 
@@ -39,32 +36,6 @@ class Tangle(nn.Module):
             scale = self.scales[k].exp() if k < len(self.scales) else 1
             values.append(torch.tanh(linear(read)) * scale)
         return torch.stack(values).sum(0)
-
-
-def leads_to(node: Node) -> set[Node]:
-    found: set[Node] = set()
-    todo = [node]
-    while todo:
-        following = {each for each, _ in todo.pop().next_functions if each is not None} - found
-        found |= following
-        todo += following
-    return found
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_nodes_of_a_level_do_not_lead_to_one_another(seed):
-    layer = Tangle(seed)
-    (x,), _ = receive((samples(2, 3).float() * 1,))
-    output = layer(x)
-    leading, levels = find_branches([output.grad_fn], x.grad_fn)
-    end, every = x.grad_fn, {output.grad_fn} | leads_to(output.grad_fn)
-    assert set(leading) == {node for node in every if node is end or end in leads_to(node)}
-    for level, nodes in enumerate(levels):
-        for node in nodes:
-            assert leads_to(node).isdisjoint(nodes)
-            assert not level or not leads_to(node).isdisjoint(levels[level - 1])
-    weights = [weight for nodes in levels for branch in nodes.values() for weight in branch.weights]
-    assert sorted(map(id, weights)) == sorted(map(id, layer.parameters()))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from gpipe_bench import Components, is_checkpointing, is_recomputing
 from gpipe_bench.engine.context import ExecutionContext
 from gpipe_bench.errors import UnsupportedError
-from tests.engine.models import Do
 from tests.engine.support import (
     MODES,
     SOME,
     WIDTH,
     Affine,
+    Do,
     Flags,
     InPlace,
     Mix,
@@ -74,11 +74,10 @@ def test_flags_belong_to_a_thread():
     inside, asked = threading.Event(), threading.Event()
     elsewhere = []
 
-    class Hold(nn.Module):
-        def forward(self, x):
-            inside.set()
-            assert asked.wait(timeout=30)
-            return x * torch.ones(1, requires_grad=True)
+    def hold(x):
+        inside.set()
+        assert asked.wait(timeout=30)
+        return x * torch.ones(1, requires_grad=True)
 
     def ask():
         inside.wait(timeout=30)
@@ -87,7 +86,7 @@ def test_flags_belong_to_a_thread():
 
     thread = threading.Thread(target=ask)
     thread.start()
-    on_cpu(nn.Sequential(Hold(), Mix()), [1, 1], chunks=2, checkpoint="always")(ones(2))
+    on_cpu(nn.Sequential(Do(hold), Mix()), [1, 1], chunks=2, checkpoint="always")(ones(2))
     thread.join()
     assert elsewhere == [PLAIN]
 
@@ -110,11 +109,10 @@ def test_flags_and_grad_mode_come_and_go_with_blocks():
 
 
 def test_flags_are_back_after_an_exception():
-    class Fail(nn.Module):
-        def forward(self, x):
-            raise ValueError("as it must")
+    def fail(x):
+        raise ValueError("as it must")
 
-    pipe = on_cpu(nn.Sequential(Fail(), Flags()), [2], checkpoint="always")
+    pipe = on_cpu(nn.Sequential(Do(fail), Flags()), [2], checkpoint="always")
     with pytest.raises(ValueError, match="as it must"):
         pipe(ones(1).requires_grad_())
     assert (is_checkpointing(), is_recomputing()) == PLAIN
@@ -181,7 +179,7 @@ def test_what_needs_no_gradient_before_a_boundary_needs_none_behind_it(transfer,
         seen.add(tuple(value.requires_grad for value in values))
         return values[0] * values[1]
 
-    layers = nn.Sequential(Do(lambda x: (x, x.detach()), Mix()), Do(product))
+    layers = nn.Sequential(nn.Sequential(Mix(), Do(lambda x: (x, x.detach()))), Do(product))
     options = {"checkpoint": "never", "transfer": transfer, "components": Components(fork_join=fork_join)}
     on_cpu(layers, [1, 1], chunks=3, schedule=schedule, **options).step(ones(6), ones(6), nn.functional.mse_loss)
     assert seen == {(True, False)}
@@ -190,7 +188,9 @@ def test_what_needs_no_gradient_before_a_boundary_needs_none_behind_it(transfer,
 @pytest.mark.parametrize("schedule", [None, "1f1b"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 def test_a_nested_tensor_must_be_jagged(schedule):
-    layers = nn.Sequential(Do(lambda x: torch.nested.nested_tensor([*x]), Mix()), Do(lambda x: x.to_padded_tensor(0.0)))
+    layers = nn.Sequential(
+        nn.Sequential(Mix(), Do(lambda x: torch.nested.nested_tensor([*x]))), Do(lambda x: x.to_padded_tensor(0.0))
+    )
     pipe = on_cpu(layers, [1, 1], checkpoint="always", schedule=schedule)
     with pytest.raises(UnsupportedError, match=r"must be jagged, got .* make it with layout=torch\.jagged"):
         pipe.step(ones(7), ones(7), nn.functional.mse_loss)

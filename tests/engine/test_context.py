@@ -11,9 +11,8 @@ from torch import nn
 from torch._functorch import config as compiler
 
 from gpipe_bench import Components, is_recomputing
-from gpipe_bench.engine.context import ExecutionContext
 from tests.engine.steps import scheduled
-from tests.engine.support import MODES, SOME, label
+from tests.engine.support import MODES, SOME, Do, label
 
 WIDTH = 16
 CPU = [torch.device("cpu")]
@@ -107,18 +106,6 @@ def test_training_works_after_inference(either):
     assert all(parameter.grad is not None for parameter in pipe.parameters())
 
 
-@pytest.mark.parametrize("clock_cycle", [True, False])
-def test_modes_of_the_calling_thread_are_left_alone(either, clock_cycle):
-    pipe = pipeline(either, components=Components(clock_cycle=clock_cycle), checkpoint="always")
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        before = ExecutionContext.capture(CPU)
-        pipe(batch()).float().sum().backward()
-        assert ExecutionContext.capture(CPU) == before
-    default = ExecutionContext.capture(CPU)
-    pipe(batch()).sum().backward()
-    assert ExecutionContext.capture(CPU) == default
-
-
 def test_a_recomputation_has_the_modes_of_its_forward_pass(either):
     """Two forward passes under different modes, then both backward passes."""
     pipe = pipeline(either, checkpoint="always")
@@ -189,13 +176,12 @@ def test_autocast_in_a_schedule(schedule, checkpoint, workers):
 def test_the_cache_stays_off_where_the_caller_has_it_off(either):
     seen = []
 
-    class Ask(nn.Module):
-        def forward(self, x):
-            seen.append(torch.is_autocast_cache_enabled())
-            return x * 1
+    def ask(x):
+        seen.append(torch.is_autocast_cache_enabled())
+        return x * 1
 
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        either(nn.Sequential(Ask(), Ask()), [1, 1], chunks=2)(batch())
+        either(nn.Sequential(Do(ask), Do(ask)), [1, 1], chunks=2)(batch())
     assert seen == [False] * 4
 
 

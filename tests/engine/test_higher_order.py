@@ -15,8 +15,8 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
-from gpipe_bench.engine.randomness import Batch
 from gpipe_bench.engine.redirect import Redirect
+from gpipe_bench.engine.turns import Turns, Watch
 from gpipe_bench.measure.memory import LiveBytes
 from tests.engine.steps import scheduled
 
@@ -82,32 +82,115 @@ def test_partitions_that_trace_take_turns(operator, schedule):
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
+def compiled():
+    return torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), backend="aot_eager")
+
+
+def linear(after):
+    return nn.Sequential(nn.Linear(4, 4), after)
+
+
+def calling():
+    return linear(Calls(OPERATORS["cond"]))
+
+
+def traced_loss(output, target):
+    return torch.cond(output.sum() > 0, nn.functional.mse_loss, nn.functional.l1_loss, (output, target))
+
+
+BESIDE = {
+    "a compiled layer": (lambda: [calling(), compiled(), calling(), compiled()], 4, nn.functional.mse_loss),
+    "a traced loss": (lambda: [linear(nn.Tanh()), calling()], 4, traced_loss),
+    "a recomputation beside a backward pass": (lambda: [calling() for _ in range(4)], 1, nn.functional.mse_loss),
+}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("case", BESIDE)
+def test_whatever_may_trace_beside_an_operator_takes_turns_with_it(case, schedule):
+    make, chunks, loss = BESIDE[case]
+    x, target = torch.rand(8, 4) - 0.5, torch.rand(8, 4)
+    found = []
+    for workers in ("never", "always"):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        layers = nn.Sequential(*make())
+        pipe = scheduled(layers, [1] * len(layers), schedule, chunks=chunks, checkpoint="always", workers=workers)
+        for _ in range(2):
+            pipe.step(x, target, loss)
+        found.append([parameter.grad for parameter in pipe.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("operator", [each for each in OPERATORS if each != "associative_scan"])  # that calls operators
 def test_a_mode_sees_what_traces(operator):
-    with Redirect(0) as redirect:
+    with Watch() as watch:
         OPERATORS[operator](torch.rand(2, 4, requires_grad=True))
-    assert redirect.traced
+    assert watch.traced
 
 
-def test_a_task_that_traces_waits_for_another_one_alone():
-    batch, traced = Batch([torch.device("cpu")] * 3, {}, concurrent=True, training=True), Redirect(0)
-    traced.traced = True
-    for j, redirect in enumerate((traced, traced, Redirect(0))):
-        batch.learn(j, redirect)
-    entered = []
+def known(*operators):
+    """The turns of partitions that have run once."""
+    turns = Turns(len(operators), threads=True)
+    for place, operator in enumerate(operators):
+        with turns.turn(place):
+            operator(torch.rand(2, 4))
+    return turns
 
-    def enter(j):
-        with batch.turn(j):
-            entered.append(j)
 
-    threads = [threading.Thread(target=enter, args=(j,)) for j in (1, 2)]
-    with batch.turn(0):
-        for thread in threads:
-            thread.start()
-        threads[1].join()
-        assert entered == [2]
-    threads[0].join()
-    assert entered == [2, 1]
+def begun_beside(turns):
+    """The tasks that have begun when the first of two ends, if the second need not wait for it."""
+    begun = []
+
+    def second():
+        with turns.turn(1):
+            begun.append("second")
+
+    thread = threading.Thread(target=second)
+    with turns.turn(0):
+        thread.start()
+        if not turns.taken:
+            thread.join()
+        found = ["first", *begun]
+    thread.join()
+    return found
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_partition_that_traces_lets_all_take_turns(place):
+    operators = [torch.sin, torch.sin]
+    operators[place] = OPERATORS["cond"]
+    turns = known(*operators)
+    assert turns.taken
+    assert begun_beside(turns) == ["first"]
+
+
+def test_partitions_that_do_not_trace_run_together():
+    assert begun_beside(known(torch.sin, torch.sin)) == ["first", "second"]
+
+
+def test_partitions_take_turns_until_each_has_run_once():
+    turns = Turns(2, threads=True)
+    assert begun_beside(turns) == ["first"]
+    assert not turns.taken
+
+
+def fails(x):
+    return torch.cond(x.sum() > 0, torch.sin, lambda v: v[0], (x,))
+
+
+def test_an_error_of_an_operator_that_comes_later_says_what_to_do_and_lets_partitions_take_turns():
+    turns = known(torch.sin, torch.sin)
+    with pytest.raises(Exception, match="cond") as caught, turns.turn(0):
+        fails(torch.rand(2, 4))
+    assert "use workers='never', or run the batch again" in caught.value.__notes__[0]
+    assert turns.taken
+
+
+def test_an_error_of_a_task_that_ran_alone_is_left_as_it_is():
+    with pytest.raises(Exception, match="cond") as caught, known(torch.sin, OPERATORS["cond"]).turn(0):
+        fails(torch.rand(2, 4))
+    assert not hasattr(caught.value, "__notes__")
 
 
 @torch.no_grad()

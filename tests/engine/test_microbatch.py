@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.engine.gpipe import gather, scatter
-from tests.engine.models import Do
-from tests.engine.support import Flags, on_cpu
+from tests.engine.support import Do, Flags, on_cpu
 
 
 @pytest.mark.parametrize(
@@ -61,11 +60,10 @@ def test_pieces_share_the_memory_of_the_batch():
 
 @pytest.mark.parametrize("schedule", ["gpipe", None])
 def test_an_output_without_a_batch_dimension(schedule):
-    class Mean(nn.Module):
-        def forward(self, x):
-            return x.mean(), x
+    def mean_and_rows(x):
+        return x.mean(), x
 
-    layers = nn.Sequential(nn.Linear(3, 3), Mean())
+    layers = nn.Sequential(nn.Linear(3, 3), Do(mean_and_rows))
     pipe = on_cpu(layers, [1, 1], chunks=3, schedule=schedule)
     message = (
         "output of the last layer must have a batch dimension, got a tensor without dimensions for each of 3 "

@@ -12,6 +12,7 @@ from torch import nn
 
 from gpipe_bench import NoChunk, Pipe, PipeSequential, WithDevice, partition_model
 from gpipe_bench.engine.placed import placed_partitions
+from tests.engine.support import Do
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
@@ -169,9 +170,8 @@ def test_sequential_of_several_inputs():
     torch.testing.assert_close(PipeSequential(first, last)(X, X, scale=2)[0], last.linear(first(X, X, 2)[0]))
 
 
-class Twice(nn.Module):
-    def forward(self, x):
-        return x, 2 * x
+def doubled(x):
+    return x, 2 * x
 
 
 class Sum(nn.Module):
@@ -181,7 +181,7 @@ class Sum(nn.Module):
 
 def test_a_sequential_among_the_layers_hands_on_several_values():
     """As partition_model makes them, and as PyTorch's Pipe took them."""
-    inner = nn.Sequential(nn.Linear(4, 4), Twice(), Sum())
+    inner = nn.Sequential(nn.Linear(4, 4), Do(doubled), Sum())
     calls = []
     pipe = Pipe(nn.Sequential(inner, nn.Linear(4, 2)))
     inner.register_forward_hook(lambda *_: calls.append("inner"))

@@ -16,7 +16,7 @@ from torch import nn
 from gpipe_bench import Components
 from gpipe_bench.engine.worker import result_of
 from tests.engine.steps import mean_loss, scheduled, targets
-from tests.engine.support import FACTORIAL, Mix, assert_same, crossing_model, label, on_cpu, train_step
+from tests.engine.support import FACTORIAL, Do, Mix, assert_same, crossing_model, label, on_cpu, train_step
 
 X = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
 
@@ -77,20 +77,19 @@ def test_one_pipeline_called_by_two_threads_serves_one_after_the_other():
     first_runs, second_calls = threading.Event(), threading.Event()
     order = []
 
-    class Note(nn.Module):
-        def forward(self, x):
-            call = int(x[0, 0])
-            if call == 0:
-                first_runs.set()
-                assert second_calls.wait(timeout=30)
-                # long enough for the other call to begin if it were let in
-                work = torch.ones(200, 200)
-                for _ in range(20):
-                    work = work @ work
-            order.append(call)
-            return x
+    def note(x):
+        call = int(x[0, 0])
+        if call == 0:
+            first_runs.set()
+            assert second_calls.wait(timeout=30)
+            # long enough for the other call to begin if it were let in
+            work = torch.ones(200, 200)
+            for _ in range(20):
+                work = work @ work
+        order.append(call)
+        return x
 
-    pipe = on_cpu(nn.Sequential(Note(), Note()), [1, 1], chunks=3)
+    pipe = on_cpu(nn.Sequential(Do(note), Do(note)), [1, 1], chunks=3)
 
     def second():
         first_runs.wait(timeout=30)

@@ -141,6 +141,13 @@ def test_another_reduction_of_a_known_loss_is_refused(loss, given, chunks):
         pipe.step(batch(), classes, loss, reduction=given)
 
 
+@pytest.mark.parametrize(("name", "value"), [("size_average", False), ("reduce", True)])
+def test_a_deprecated_way_to_set_the_reduction_of_a_function_is_refused(name, value):
+    pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=2)
+    with pytest.raises(ValueError, match=f"loss must say by reduction how it reduces, got {name}={value}; pass"):
+        pipe.step(batch(), classes, partial(functional.cross_entropy, **{name: value}))
+
+
 def test_a_known_loss_that_reduces_nothing_is_refused_for_one_row_too():
     pipe = scheduled(chain(), [1, 1, 1, 1], "1f1b", chunks=ROWS)
     with pytest.raises(TypeError, match="loss must give one number in a tensor, got one with reduction='none'; take"):

@@ -13,7 +13,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from tests.cover import cover
-from tests.engine.models import CASES
+from tests.engine.shared_models import CASES
 from tests.engine.steps import ALL, DOUBLE, SPLIT, WAYS, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import (
     FACTORIAL,

@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from gpipe_bench import GPipe
+from tests.engine.support import Do
 
 CHECKPOINTS = pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
 BACKWARDS = pytest.mark.parametrize("backward", ["autograd", "scheduled"])
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
-class Symmetric(nn.Module):
-    def forward(self, weight):
-        return weight.triu() + weight.triu(1).mT
+def symmetric(weight):
+    return weight.triu() + weight.triu(1).mT
 
 
 class Recurrent(nn.Module):
@@ -27,7 +27,7 @@ class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        parametrize.register_parametrization(self.linear, "weight", Symmetric())
+        parametrize.register_parametrization(self.linear, "weight", Do(symmetric))
 
     def forward(self, x):
         with parametrize.cached():
@@ -77,7 +77,7 @@ def test_the_caller_may_use_it_in_one_graph_alone(backward, checkpoint):
     """One weight, made without a graph, would serve all tasks of a checkpoint or a schedule."""
     plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     for layer in plain:
-        parametrize.register_parametrization(layer, "weight", Symmetric())
+        parametrize.register_parametrization(layer, "weight", Do(symmetric))
     options = {"devices": ["cpu"] * 2, "chunks": 3, "checkpoint": checkpoint, "backward": backward}
     pipe = GPipe(copy.deepcopy(plain), [1, 1], **options)
     with parametrize.cached():

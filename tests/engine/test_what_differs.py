@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.utils.parametrizations import spectral_norm
 
 from gpipe_bench import is_recomputing
-from tests.engine.support import on_cpu
+from tests.engine.support import Do, on_cpu
 
 M = 4
 
@@ -159,10 +159,9 @@ def test_an_optimizer_in_a_hook_steps_once_per_microbatch(checkpoint, schedule, 
 NUMBER = ContextVar("NUMBER", default=0)
 
 
-class Sets(nn.Module):
-    def forward(self, x):
-        NUMBER.set(1)
-        return x
+def sets(x):
+    NUMBER.set(1)
+    return x
 
 
 class Reads(nn.Module):
@@ -177,7 +176,7 @@ class Reads(nn.Module):
 
 @pytest.mark.parametrize("schedule", [None, "1f1b"])
 def test_a_context_variable_that_a_layer_sets_is_not_seen_in_later_partitions(schedule):
-    layers = nn.Sequential(Sets(), Reads()), Reads()
+    layers = nn.Sequential(Do(sets), Reads()), Reads()
     pipe_of(*layers, schedule=schedule, checkpoint="never", workers="always").step(
         rows(4).requires_grad_(), rows(4), mse_loss
     )

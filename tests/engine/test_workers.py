@@ -16,9 +16,8 @@ from torch import nn
 from gpipe_bench import Components, GPipe, is_checkpointing, is_recomputing
 from gpipe_bench.engine import worker
 from gpipe_bench.schedules import Action
-from tests.engine.models import Do
 from tests.engine.steps import step
-from tests.engine.support import MODES, SOME, Mix, crossing_model, label, numbered, on_cpu, probe_pipe, score
+from tests.engine.support import MODES, SOME, Do, Mix, crossing_model, label, numbered, on_cpu, probe_pipe, score
 
 M, N = 4, 3
 both = pytest.mark.parametrize("backward", ["autograd", "scheduled"])
@@ -72,12 +71,11 @@ def test_one_partition_has_nothing_to_run_beside(backward):
 def test_workers_use_as_many_threads_within_an_operator_as_the_caller(backward):
     seen = set()
 
-    class Ask(nn.Module):
-        def forward(self, x):
-            seen.add(torch.get_num_threads())
-            return x
+    def asked(x):
+        seen.add(torch.get_num_threads())
+        return x
 
-    pipe = on_cpu(nn.Sequential(Ask(), Ask()), [1, 1], chunks=2, backward=backward)
+    pipe = on_cpu(nn.Sequential(Do(asked), Do(asked)), [1, 1], chunks=2, backward=backward)
     for count in (2, 1):
         seen.clear()
         torch.set_num_threads(count)
@@ -170,19 +168,18 @@ def test_an_interrupt_while_the_first_thread_starts_comes_out_when_no_task_runs(
     begun, ended = [], []
     start = worker.start_new_thread
 
-    class Slow(nn.Module):
-        def forward(self, x):
-            begun.append(1)
-            time.sleep(0.05)  # enough for a caller that does not wait for this task
-            ended.append(1)
-            return x
+    def worked(x):
+        begun.append(1)
+        time.sleep(0.05)  # enough for a caller that does not wait for this task
+        ended.append(1)
+        return x
 
     def interrupted(*given):
         start(*given)
         time.sleep(0.01)
         raise KeyboardInterrupt
 
-    pipe = on_cpu(nn.Sequential(Slow(), Slow()), [1, 1], chunks=M, backward=backward)
+    pipe = on_cpu(nn.Sequential(Do(worked), Do(worked)), [1, 1], chunks=M, backward=backward)
     with monkeypatch.context() as patch:
         patch.setattr(worker, "start_new_thread", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -284,9 +281,8 @@ class BoomError(Exception):
     pass
 
 
-class Fails(nn.Module):
-    def forward(self, x):
-        raise BoomError
+def failed(x):
+    raise BoomError
 
 
 def modes() -> tuple[object, ...]:
@@ -310,7 +306,7 @@ def modes() -> tuple[object, ...]:
     ids=["plain", "no_grad", "inference", "autocast"],
 )
 def test_the_calling_thread_is_left_as_it_was(context, checkpoint, fails, backward):
-    last = Fails() if fails else nn.Linear(1, 1)
+    last = Do(failed) if fails else nn.Linear(1, 1)
     pipe = on_cpu(nn.Sequential(nn.Linear(1, 1), nn.Dropout(), last), [1, 1, 1], chunks=M, checkpoint=checkpoint,
                   backward=backward, workers="never")  # fmt: skip
     with context():

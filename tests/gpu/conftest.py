@@ -28,6 +28,12 @@ def pair(accelerators) -> list[torch.device]:
     return accelerators[:2]
 
 
+@pytest.fixture(params=["one", pytest.param("two", marks=pytest.mark.multigpu)])
+def devices(request, accelerators) -> list[torch.device]:
+    """One of them, then two."""
+    return accelerators[: 1 if request.param == "one" else 2]
+
+
 @pytest.fixture(autouse=True)
 def _fresh(accelerators):
     """Equal seeds; the first device current before and after."""

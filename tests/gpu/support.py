@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import GPipe, is_recomputing
-from tests.engine.support import Mix, skip_pair
+from tests.engine.support import Mix, Outcome, skip_pair
 
 BUSY = 1024
 """Columns of the matrix that :func:`occupy` multiplies; a few milliseconds on a current GPU."""
@@ -64,6 +64,16 @@ def late_batch(device: torch.device, size: int = 7) -> Tensor:
     values = torch.randn(size, 3, generator=generator, dtype=torch.float64).to(device)
     occupy(device)
     return (values * 1).requires_grad_()
+
+
+def assert_same_elsewhere(found: Outcome, expected: Outcome) -> None:
+    """As the CPU's, wherever the parts are."""
+    torch.testing.assert_close(found.output.cpu(), expected.output)
+    torch.testing.assert_close(found.loss.cpu(), expected.loss)
+    if expected.input_gradients[0] is not None:
+        torch.testing.assert_close(found.input_gradients[0].cpu(), expected.input_gradients[0])
+    for name, gradient in expected.gradients.items():
+        torch.testing.assert_close(found.gradients[name].cpu(), gradient)
 
 
 def placed(module: nn.Sequential, balance: Sequence[int], devices: Sequence[torch.device], **options: Any) -> GPipe:

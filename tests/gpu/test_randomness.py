@@ -47,8 +47,10 @@ def drop_pipe(devices, **options):
     return placed(nn.Sequential(Drop(), Drop(), Drop()), [1, 1, 1], devices, chunks=M, **options)
 
 
-def assert_recomputed_masks_are_equal(devices, **options) -> None:
-    pipe = drop_pipe(devices, checkpoint="always", **options)
+@pytest.mark.parametrize("transfer", ["direct", "host"])
+@pytest.mark.parametrize("components", FACTORIAL, ids=label)
+def test_recomputed_masks_are_those_of_the_first_pass(devices, components, transfer):
+    pipe = drop_pipe(devices, checkpoint="always", components=components, transfer=transfer)
     for _ in range(3):
         step(pipe, devices[0])
     for layer in pipe:
@@ -56,12 +58,6 @@ def assert_recomputed_masks_are_equal(devices, **options) -> None:
         for i, masks in layer.first.items():
             assert len(masks) == 3
             assert all(map(torch.equal, masks, layer.again[i]))
-
-
-@pytest.mark.parametrize("transfer", ["direct", "host"])
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-def test_recomputed_masks_are_those_of_the_first_pass(device, components, transfer):
-    assert_recomputed_masks_are_equal([device], components=components, transfer=transfer)
 
 
 @pytest.mark.parametrize("components", SOME, ids=label)
@@ -76,12 +72,6 @@ def test_also_between_accelerator_and_cpu(device, components):
     for layer in pipe:
         for i in range(M):
             assert all(map(torch.equal, layer.first[i], layer.again[i]))
-
-
-@pytest.mark.multigpu
-@pytest.mark.parametrize("components", FACTORIAL, ids=label)
-def test_also_between_two_accelerators(pair, components):
-    assert_recomputed_masks_are_equal(pair, components=components)
 
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])

@@ -13,16 +13,16 @@ from tests.engine.support import (
     FACTORIAL,
     MODES,
     SOME,
+    Do,
     Embed,
     Mix,
     Narrow,
     assert_same,
     label,
-    on_floats,
     score,
     train_step,
 )
-from tests.gpu.support import LATE_BALANCE, late_batch, late_model, occupy, placed
+from tests.gpu.support import LATE_BALANCE, assert_same_elsewhere, late_batch, late_model, occupy, placed
 
 pytestmark = pytest.mark.gpu
 
@@ -37,17 +37,34 @@ def expected(accelerators):
     return train_step(plain, late_batch(accelerators[0]))
 
 
+@pytest.fixture(scope="module")
+def of_the_cpu():
+    """The same, computed by the CPU."""
+    return train_step(late_model(), late_batch(torch.device("cpu")))
+
+
 @pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize("checkpoint", MODES)
 @every_combination
-def test_four_partitions_on_one_device(device, expected, components, checkpoint, transfer):
-    """Three steps without a synchronisation between them, by layers that finish late."""
-    pipe = placed(
-        late_model(), LATE_BALANCE, [device], chunks=4, components=components, checkpoint=checkpoint, transfer=transfer
-    )
-    outcomes = [train_step(pipe, late_batch(device)) for _ in range(3)]
+def test_four_partitions(devices, of_the_cpu, components, checkpoint, transfer):
+    """Three steps without a synchronisation between them, by layers that finish late; two devices take turns."""
+    options = {"components": components, "checkpoint": checkpoint, "transfer": transfer}
+    pipe = placed(late_model(), LATE_BALANCE, devices, chunks=4, **options)
+    outcomes = [train_step(pipe, late_batch(devices[0])) for _ in range(3)]
     for outcome in outcomes:
-        assert_same(outcome, expected)
+        assert_same_elsewhere(outcome, of_the_cpu)
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("checkpoint", MODES)
+@every_combination
+def test_as_many_partitions_as_devices(accelerators, of_the_cpu, components, checkpoint):
+    devices = accelerators[:4]
+    balance = {2: [4, 4], 3: [2, 2, 4], 4: [2, 2, 2, 2]}[len(devices)]
+    pipe = GPipe(late_model(), balance, devices=devices, chunks=4, components=components, checkpoint=checkpoint)
+    outcomes = [train_step(pipe, late_batch(devices[0])) for _ in range(3)]
+    for outcome in outcomes:
+        assert_same_elsewhere(outcome, of_the_cpu)
 
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])
@@ -113,9 +130,7 @@ def test_partitions_on_accelerator_and_cpu(device, components, where, transfer):
     pipe = placed(copy.deepcopy(plain), [1] * len(where), devices, chunks=3, components=components, transfer=transfer)
     x = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3)
     found, wanted = train_step(pipe, x.to(devices[0])), train_step(plain, x)
-    torch.testing.assert_close(found.output.cpu(), wanted.output)
-    for name, gradient in wanted.gradients.items():
-        torch.testing.assert_close(found.gradients[name].cpu(), gradient)
+    assert_same_elsewhere(found, wanted)
 
 
 @some_combinations
@@ -135,21 +150,19 @@ def test_deferred_batch_norm(device, components):
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_integers_first(device, checkpoint, transfer):
+def test_integers_first_and_values_that_are_no_tensors(devices, checkpoint, transfer):
     torch.manual_seed(3)
-
-    class Pass(nn.Module):
-        def forward(self, value):
-            return on_floats(torch.tanh, value)
-
-    class Last(nn.Module):
-        def forward(self, value):
-            return value[1]
-
-    plain = nn.Sequential(Embed(), Pass(), Last(), Mix(), Narrow()).double().to(device)
-    pipe = placed(copy.deepcopy(plain), [1, 1, 1, 2], [device], chunks=3, checkpoint=checkpoint, transfer=transfer)
-    x = torch.arange(5, device=device)
-    assert_same(train_step(pipe, x), train_step(plain, x))
+    layers = [
+        Embed(),
+        Do(lambda value: (value[0], value[1].tanh(), None)),
+        Do(lambda value: value[1] * (1 + value[0]).unsqueeze(1) if value[2] is None else None),
+        nn.Sequential(Mix(), Narrow()),
+    ]
+    plain = nn.Sequential(*layers).double()
+    options = {"checkpoint": checkpoint, "transfer": transfer}
+    pipe = placed(copy.deepcopy(plain), [1] * 4, devices, chunks=3, **options)
+    x = torch.arange(5)
+    assert_same_elsewhere(train_step(pipe, x.to(devices[0])), train_step(plain, x))
 
 
 @every_combination

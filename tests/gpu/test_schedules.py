@@ -12,7 +12,7 @@ from gpipe_bench import GPipe
 from gpipe_bench.schedules import SCHEDULES
 from tests.engine.steps import ALL, DOUBLE, mean_loss, step, targets
 from tests.engine.support import MODES, Outcome, Watch
-from tests.gpu.support import LATE_BALANCE, late_batch, late_model, occupy
+from tests.gpu.support import LATE_BALANCE, assert_same_elsewhere, late_batch, late_model, occupy
 
 pytestmark = pytest.mark.gpu
 
@@ -44,11 +44,7 @@ def assert_trains_as(expected: Outcome, pipe: GPipe) -> None:
     first, last = pipe.devices[0], pipe.devices[-1]
     found = [step(pipe, late_batch(first), late_targets(last), mean_loss) for _ in range(3)]
     for outcome in found:
-        torch.testing.assert_close(outcome.output.cpu(), expected.output)
-        torch.testing.assert_close(outcome.loss.cpu(), expected.loss)
-        torch.testing.assert_close(outcome.input_gradients[0].cpu(), expected.input_gradients[0])
-        for name, gradient in expected.gradients.items():
-            torch.testing.assert_close(outcome.gradients[name].cpu(), gradient)
+        assert_same_elsewhere(outcome, expected)
 
 
 @pytest.mark.parametrize("transfer", ["direct", "host"])

@@ -2,59 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 
 import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import Components, GPipe
+from gpipe_bench import Components
 from gpipe_bench.skip import pop, skippable
-from tests.engine.support import FACTORIAL, MODES, Mix, Stash, Watch, label, train_step
+from tests.engine.support import MODES, Mix, Stash, Watch
 from tests.gpu.support import LATE_BALANCE, Streams, late_batch, late_model, placed
 
 pytestmark = pytest.mark.multigpu
-
-every_combination = pytest.mark.parametrize("components", FACTORIAL, ids=label)
-
-
-@pytest.fixture(scope="module")
-def expected():
-    """What the plain module gives on the CPU."""
-    return train_step(late_model(), late_batch(torch.device("cpu")))
-
-
-def assert_same_elsewhere(found, expected) -> None:
-    """As the CPU's, wherever the parts are."""
-    torch.testing.assert_close(found.output.cpu(), expected.output)
-    torch.testing.assert_close(found.input_gradients[0].cpu(), expected.input_gradients[0])
-    for name, gradient in expected.gradients.items():
-        torch.testing.assert_close(found.gradients[name].cpu(), gradient)
-
-
-@pytest.mark.parametrize("transfer", ["direct", "host"])
-@pytest.mark.parametrize("checkpoint", MODES)
-@every_combination
-def test_four_partitions_on_two_devices(pair, expected, components, checkpoint, transfer):
-    """The devices take turns, so every boundary is crossed: 0, 1, 0, 1."""
-    pipe = placed(
-        late_model(), LATE_BALANCE, pair, chunks=4, components=components, checkpoint=checkpoint, transfer=transfer
-    )
-    outcomes = [train_step(pipe, late_batch(pair[0])) for _ in range(3)]
-    for outcome in outcomes:
-        assert_same_elsewhere(outcome, expected)
-
-
-@pytest.mark.parametrize("checkpoint", MODES)
-@every_combination
-def test_as_many_partitions_as_devices(accelerators, expected, components, checkpoint):
-    devices = accelerators[:4]
-    balance = {2: [4, 4], 3: [2, 2, 4], 4: [2, 2, 2, 2]}[len(devices)]
-    pipe = GPipe(late_model(), balance, devices=devices, chunks=4, components=components, checkpoint=checkpoint)
-    outcomes = [train_step(pipe, late_batch(devices[0])) for _ in range(3)]
-    for outcome in outcomes:
-        assert_same_elsewhere(outcome, expected)
 
 
 def test_parameters_and_output_are_where_their_partition_is(pair):
@@ -126,27 +85,6 @@ def test_fork_and_join_order_the_backward_passes_of_every_device(pair, checkpoin
             assert order == [f"B{i},{j}" for i in reversed(range(4))]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_autocast_reaches_every_device(pair, dtype):
-    seen = set()
-
-    class Typed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x):
-            y = self.linear(x)
-            seen.add(y.dtype)
-            return y
-
-    pipe = placed(nn.Sequential(Typed(), Typed()), [1, 1], pair, chunks=2, checkpoint="always")
-    with torch.autocast(pair[0].type, dtype):
-        loss = pipe(torch.ones(4, 8, device=pair[0])).float().sum()
-    loss.backward()
-    assert seen == {dtype}
-
-
 def test_an_exception_on_the_second_device_surfaces(pair):
     class Fail(nn.Module):
         def __init__(self) -> None:
@@ -171,20 +109,3 @@ def test_an_exception_on_the_second_device_surfaces(pair):
     pipe.zero_grad()
     pipe(x).sum().backward()
     assert pipe[0].linear.weight.grad is not None
-
-
-def test_tuples_with_integers_cross_devices(pair):
-    class Tag(nn.Module):
-        def forward(self, x):
-            return (x[:, 0] > 0).long(), x, None
-
-    class Read(nn.Module):
-        def forward(self, value):
-            integers, x, nothing = value
-            assert nothing is None
-            return x * (1 + integers).unsqueeze(1)
-
-    plain = nn.Sequential(Mix(), Tag(), Read(), Mix()).double()
-    pipe = placed(copy.deepcopy(plain), [2, 2], pair, chunks=3)
-    x = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3).requires_grad_()
-    assert_same_elsewhere(train_step(pipe, x.detach().to(pair[0]).requires_grad_()), train_step(plain, x))

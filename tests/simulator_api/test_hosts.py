@@ -73,16 +73,16 @@ def called(capsys, *words):
 
 
 def test_the_command_says_where_it_simulates(capsys):
-    given = ("simulate", "--model-args", WORDS, "--devices", "4", "--batch-size", "8", "--hosts", "2")
+    given = ("simulate", "--model-args", WORDS, "--partitions", "4", "--batch-size", "8", "--hosts", "2")
     status, out, _ = called(capsys, *given, "--network", "ethernet10")
     assert status == 0
     assert "simulated on 4 x cuda Tesla P40 (p40) in 2 hosts over ethernet10" in out
     assert "published" not in out
 
 
-@pytest.mark.parametrize("command", ["simulate", "advise"])
+@pytest.mark.parametrize("command", [("simulate", "--partitions"), ("advise", "--devices")])
 def test_wrong_hosts_and_networks_are_named_by_their_options(capsys, command):
-    status, _, err = called(capsys, command, "--devices", "4", "--hosts", "3", "--network", "ethernet1")
+    status, _, err = called(capsys, *command, "4", "--hosts", "3", "--network", "ethernet1")
     assert status == 2
     assert [line[: line.index(" must")] for line in err.splitlines()] == ["error: --hosts", "error: --network"]
 

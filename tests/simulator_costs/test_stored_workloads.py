@@ -11,11 +11,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gpipe_bench.simulator.hardware.machine import HardwareMachine
-from gpipe_bench.simulator.hardware.profile import load_profile, profile_names
-from gpipe_bench.simulator.predictions import predictions
+from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published import runs
-from gpipe_bench.simulator.published.runs import PublishedRuns
 from gpipe_bench.simulator.tracing import kept as kept_values
 from gpipe_bench.simulator.tracing.kept import kept
 from gpipe_bench.simulator.workloads.build import Model, build_workload
@@ -125,39 +122,6 @@ def test_another_key_is_another_workload(workload, tmp_path):
     other = Workload(workload.partitions[:1], workload.microbatch_sizes)
     kept(tmp_path, {"name": "one"}, lambda: workload)
     assert kept(tmp_path, {"name": "other"}, lambda: other) == other
-
-
-@pytest.mark.parametrize("name", profile_names())
-def test_a_stored_machine_is_what_the_profile_says(tmp_path, name):
-    machine = HardwareMachine(load_profile(name))
-    for _ in range(2):
-        again = PublishedRuns(name, tmp_path).machine
-        assert vars(again) == vars(machine)
-        assert again.buses(1, 7) == machine.buses(1, 7)
-
-
-def test_a_profile_that_has_changed_is_read_again(tmp_path, monkeypatch):
-    text = (runs.PROFILES / "p40.yaml").read_text(encoding="utf-8")
-    for module in ("machine", "profile"):
-        monkeypatch.setattr(f"gpipe_bench.simulator.hardware.{module}.PROFILES", tmp_path)
-    monkeypatch.setattr(runs, "PROFILES", tmp_path)
-    depths = []
-    for depth in (1024, 512, 1024):
-        changed = text.replace("queue_depth: 1024", f"queue_depth: {depth}")
-        (tmp_path / "p40.yaml").write_text(changed, encoding="utf-8")
-        depths.append(PublishedRuns("p40", tmp_path / "kept").machine.queue_depth)
-    assert depths == [1024, 512, 1024]
-
-
-def test_predictions_from_disk_load_neither_pytorch_nor_what_checks_profiles(tmp_path):
-    list(predictions(["resnet101-speed"], tmp_path))
-    program = (
-        "import sys; from pathlib import Path; from gpipe_bench.simulator.predictions import predictions; "
-        "rows = list(predictions(['resnet101-speed'], Path(sys.argv[1]))); "
-        "print(len(rows), sorted({'torch', 'numpy', 'scipy', 'pydantic', 'yaml'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.split(maxsplit=1) == ["2", "[]\n"]
 
 
 @pytest.mark.parametrize("flavour", ["published", "current"])

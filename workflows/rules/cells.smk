@@ -1,28 +1,10 @@
 # From cells to tables: a job per cell, each of its repeats in a fresh process, then one CSV per experiment.
-# All cells stand in one file, and jobs take theirs by key. The key changes with any setting of the cell, so the age of
-# the file says nothing: a job runs again where its own cells changed.
-
-
-rule cells:
-    """Write the cells of all experiments into one file."""
-    output:
-        ensure(CELLS_PATH, non_empty=True),
-    log:
-        "logs/cells.log",
-    conda:
-        "../envs/gpipe_bench.yaml"
-    params:
-        settings=json.dumps(config),
-        cells=PLAN.cell_digest,
-        sources=source_digest("gpipe_bench.bench.experiments.workflow"),
-    shell:
-        "python -m gpipe_bench config cells --settings {params.settings:q} --out {output:q} > {log:q} 2>&1"
+# Snakemake writes all cells into one file before the first job, and jobs take theirs by key. A key changes with any
+# setting of its cell, so that a job runs again where one of its cells has changed.
 
 
 rule run_cell:
     """Measure the repeats of one cell, each in a fresh process; out of memory and unsupported are results too."""
-    input:
-        cells=ancient(CELLS_PATH),
     output:
         ensure(RAW_PATTERN, non_empty=True),
     log:
@@ -35,18 +17,18 @@ rule run_cell:
         nodes=named_by("cell", MEASURED, "hosts"),
         tasks=named_by("cell", MEASURED, "hosts"),
     params:
+        cells=CELLS_PATH,
         repeats=named_by("cell", PLAN.repeats),
         sources=source_digest("gpipe_bench.bench.running.run"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench run --cells {input.cells:q} --only {wildcards.cell:q} --repeats {params.repeats:q}"
+        "python -m gpipe_bench run --cells {params.cells:q} --only {wildcards.cell:q} --repeats {params.repeats:q}"
         " --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate:
     """Simulate cells of one model in one process, in virtual time on other hardware, for all experiments that ask."""
     input:
-        cells=ancient(CELLS_PATH),
         profile=named_by("group", JOBS, "profile"),
     output:
         ensure(SIMULATED_PATTERN, non_empty=True),
@@ -55,19 +37,19 @@ rule simulate:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
+        cells=CELLS_PATH,
         only=named_by("group", JOBS, "names"),
         timelines=named_by("group", JOBS, "kept"),
         sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench simulate --cells {input.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
+        "python -m gpipe_bench simulate --cells {params.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
         " --out {output:q} > {log:q} 2>&1"
 
 
 rule emulate:
     """Run cells of one model on virtual devices, in virtual time, in one process; skipped without a C++ compiler."""
     input:
-        cells=ancient(CELLS_PATH),
         profile=named_by("group", JOBS, "profile"),
     output:
         ensure(EMULATED_PATTERN, non_empty=True),
@@ -76,12 +58,13 @@ rule emulate:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
+        cells=CELLS_PATH,
         only=named_by("group", JOBS, "names"),
         timelines=named_by("group", JOBS, "kept"),
         sources=source_digest("gpipe_bench.bench.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench emulate --cells {input.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
+        "python -m gpipe_bench emulate --cells {params.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
         " --out {output:q} > {log:q} 2>&1"
 
 

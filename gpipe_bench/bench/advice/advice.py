@@ -1,6 +1,6 @@
-"""The best balance, number of micro-batches and checkpoint mode for a model on a hardware profile, by simulation.
+"""The best balance, micro-batches, checkpoint mode and schedule for a model on a hardware profile, by simulation.
 
-    every number of devices x chunks x checkpoint mode, balanced by the cost of the layers
+    every number of devices x chunks x checkpoint mode x schedule, balanced by the cost of the layers
         -> where those of a number of devices do not fit the memory, other balances that do
         -> the fastest that fits, and with its balance the other modes and chunks
         -> other numbers of chunks, the even balance, and balances that differ by one layer, as long as it helps
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count, product
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.advice.fit import Fitter, balance_of, busy_shares
 from gpipe_bench.bench.spec.problems import Problem
@@ -40,6 +40,8 @@ from gpipe_bench.bench.spec.simulated_cells import (
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.choices import CHECKPOINT_MODES
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.labels import run_as
+from gpipe_bench.schedules.table import SCHEDULES, ScheduleName, device_count, partition_count
 from gpipe_bench.simulator.hardware.networks import IDEAL, NETWORK
 
 if TYPE_CHECKING:
@@ -50,6 +52,19 @@ _MOVES: Final = 12
 _BOUNDLESS_GIB: Final = 1e9
 
 Devices = Annotated[int, Field(strict=True, ge=1, le=64, description="devices there are; fewer may be used")]
+
+
+def _names(value: Any) -> Any:
+    if isinstance(value, str):
+        return SCHEDULES if value == "all" else tuple(word for word in value.split(",") if word)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Schedules = Annotated[
+    tuple[ScheduleName, ...],
+    BeforeValidator(_names),
+    Field(max_length=len(SCHEDULES), description="schedules to try beside the paper's executor, joined by ','; or all"),
+]
 Limit = Annotated[
     float, Field(ge=0, le=10**6, description="GiB for the tensors of a device; 0: all that it has for them"), no_boolean
 ]
@@ -69,6 +84,7 @@ class AdviceRequest(ModelSection):
     profile: Profile = "p40"
     flavour: Flavour = "current"
     variant: Variant = "dep-str-ptl"
+    schedules: Schedules = ()
 
     def problems(self) -> Iterator[Problem]:
         """The model is known and takes these arguments; the hosts have as many devices each."""
@@ -76,7 +92,7 @@ class AdviceRequest(ModelSection):
         yield from host_problems(self, self.devices, "direct")
 
     def candidates(self) -> list[SimulatedCell]:
-        """A cell for each number of devices, chunks and checkpoint mode; balances are those of the layers' costs."""
+        """A cell for each number of devices, chunks, checkpoint mode and schedule, balanced by the layers' costs."""
         from gpipe_bench.models.table import MODELS, parse_arguments
 
         layers = MODELS[self.model].layers(parse_arguments(self.model, self.model_args))
@@ -84,17 +100,19 @@ class AdviceRequest(ModelSection):
         numbers = sorted({max(fitting), *(2**k for k in range(7) if 2**k in fitting)})
         chunks = [2**k for k in range(8) if 2**k <= min(self.batch_size, _MOST_CHUNKS)]
         return [
-            self.cell(partitions=n, chunks=m, checkpoint=mode)
-            for n, m, mode in product(numbers, chunks, CHECKPOINT_MODES)
+            self.cell(partitions=n, chunks=m, checkpoint=mode, schedule=name)
+            for name in (None, *self.schedules)
+            for p, m, mode in product(numbers, chunks, CHECKPOINT_MODES)
+            if (n := partition_count(name, p)) <= layers
         ]
 
-    def hosts_of(self, partitions: int) -> int:
-        """How many hosts so many partitions need."""
-        return -(-partitions * self.hosts // self.devices)
+    def hosts_of(self, devices: int) -> int:
+        """How many hosts so many devices need."""
+        return -(-devices * self.hosts // self.devices)
 
     def cell(self, **settings: Any) -> SimulatedCell:
         """A cell of this request, on as few hosts as it needs."""
-        hosts = self.hosts_of(settings["partitions"])
+        hosts = self.hosts_of(device_count(settings.get("schedule"), settings["partitions"]))
         return SimulatedCell.model_validate(
             {**self.shared(SimulatedCell), "balance": "auto", "hosts": hosts, **settings}
         )
@@ -126,26 +144,40 @@ class Advice:
     def spread(self) -> RawResult | None:
         """The fastest of those on several hosts; None where there is none."""
         good = [result for result in self.results if result.row.status == "ok"]
-        across = [result for result in good if self.request.hosts_of(result.row.partitions or 1) > 1]
+        across = [result for result in good if self.request.hosts_of(result.row.device_count or 1) > 1]
         return min(across, key=_rank, default=None)
 
     def alternatives(self) -> list[tuple[str, RawResult]]:
-        """(what differs, the fastest of that kind): each other mode, number of devices, number of chunks, balance."""
+        """(what differs, the fastest of that kind): each other schedule, mode, number of devices or chunks, balance."""
         best = self.best
         if best is None:
             return []
         row, found = best.row, []
-        for name, column in _KINDS.items():
-            for value in sorted({getattr(r.row, column) for r in self.results} - {getattr(row, column)}):
-                same = [k for k in ("partitions", "chunks", "checkpoint") if k != column and column == "balance"]
-                group = [r for r in self.results if getattr(r.row, column) == value]
-                group = [r for r in group if all(getattr(r.row, k) == getattr(row, k) for k in same)]
+        for kind, value_of in _KINDS.items():
+            for value in sorted({value_of(r.row) for r in self.results} - {value_of(row)}):
+                group = [r for r in self.results if value_of(r.row) == value]
+                if kind == "balance":
+                    same = [name for name in _KINDS if name != kind]
+                    group = [r for r in group if all(_KINDS[name](r.row) == _KINDS[name](row) for name in same)]
                 if group:
-                    found.append((f"{name} {value}", min(group, key=_rank)))
+                    found.append((f"{kind} {value}", min(group, key=_rank)))
         return found
 
+    @property
+    def runner_up(self) -> RawResult | None:
+        """The fastest with another schedule than the best; None where there is none."""
+        best = self.best
+        others = [r for r in self.results if r.row.status == "ok" and best and run_as(r.row) != run_as(best.row)]
+        return min(others, key=_rank, default=None)
 
-_KINDS: Final = {"checkpoint": "checkpoint", "devices": "partitions", "chunks": "chunks", "balance": "balance"}
+
+_KINDS: Final[dict[str, Callable[[Row], Any]]] = {
+    "schedule": run_as,
+    "checkpoint": lambda row: row.checkpoint,
+    "devices": lambda row: row.device_count,
+    "chunks": lambda row: row.chunks,
+    "balance": lambda row: row.balance,
+}
 
 
 def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = None, processes: int = 1) -> Advice:
@@ -188,12 +220,13 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
     boundless = hardware.model_copy(update={"memory_gib": _BOUNDLESS_GIB})
     advice.results += simulate_cells(cells, tell, timelines=(), hardware=hardware, facts=facts, processes=processes)
     fitter = Fitter(limit, simulate, probe)
-    fitter.fit_all(list(zip(cells, advice.results, strict=True)))
+    # Balances that fit are looked for with the paper's executor alone.
+    pairs = zip(cells, advice.results, strict=True)
+    fitter.fit_all([(cell, result) for cell, result in pairs if cell.schedule is None])
     _vary_fitted(advice, simulate)
     _refine(advice, simulate, fitter.fit)
     if spread := advice.spread:
-        names = ("partitions", "chunks", "checkpoint", "balance")
-        ideal = request.cell(**{name: getattr(spread.row, name) for name in names}, network=IDEAL)
+        ideal = request.cell(**_setting(spread.row), balance=spread.row.balance, network=IDEAL)
         (result,) = simulate_cells([ideal], timelines=(), hardware=hardware, facts=facts)
         advice.ideal_samples_per_s = result.row.throughput_samples_per_s
     return advice
@@ -212,14 +245,16 @@ def _refine(
     beside = {(row.chunks or 1) * 3 // 4, (row.chunks or 1) * 3 // 2}
     for chunks in sorted(beside - {row.chunks, 0}):
         if chunks <= advice.request.batch_size:
-            cell = advice.request.cell(partitions=row.partitions, chunks=chunks, checkpoint=row.checkpoint)
-            if simulate(cell).row.status == "oom" and cell.partitions > 1:
+            cell = advice.request.cell(**{**_setting(row), "chunks": chunks})
+            if simulate(cell).row.status == "oom" and cell.partitions > 1 and cell.schedule is None:
                 fit(cell)
     best = advice.best or best
     row, n = best.row, best.row.partitions or 1
     balance = balance_of(best)
     total = sum(balance)
     tried = {tuple(balance)}
+    if row.device_count != n:  # shares of time are those of devices, not of partitions
+        return
     queue = [[total // n + (j < total % n) for j in range(n)], *_moves(best, balance)]
     for _ in range(_MOVES):
         queue = [other for other in queue if tuple(other) not in tried and min(other) > 0]
@@ -227,8 +262,7 @@ def _refine(
             return
         other = queue.pop(0)
         tried.add(tuple(other))
-        settings = {"partitions": n, "chunks": row.chunks, "checkpoint": row.checkpoint, "balance": other}
-        result = simulate(advice.request.cell(**settings))
+        result = simulate(advice.request.cell(**_setting(row), balance=other))
         if advice.best is result:
             queue = _moves(result, other)
 
@@ -239,11 +273,8 @@ def _vary_fitted(advice: Advice, simulate: Callable[[SimulatedCell], RawResult])
     if best is None:
         return
     row = best.row
-    setting = {"partitions": row.partitions, "chunks": row.chunks, "checkpoint": row.checkpoint}
-    if not any(
-        result.row.status == "oom" and all(getattr(result.row, name) == value for name, value in setting.items())
-        for result in advice.results
-    ):
+    setting = _setting(row)
+    if not any(result.row.status == "oom" and _setting(result.row) == setting for result in advice.results):
         return
     balance = balance_of(best)
     chunks = {result.row.chunks for result in advice.results if result.row.partitions == row.partitions}
@@ -254,6 +285,13 @@ def _vary_fitted(advice: Advice, simulate: Callable[[SimulatedCell], RawResult])
         cell = advice.request.cell(**{**setting, **other, "balance": balance})
         if cell.id not in known:
             simulate(cell)
+
+
+def _setting(row: Row) -> dict[str, Any]:
+    """What a row says of its cell but the balance."""
+    schedule = row.schedule if row.backward == "scheduled" else None
+    found = {"partitions": row.partitions, "chunks": row.chunks, "checkpoint": row.checkpoint}
+    return {**found, "schedule": schedule}
 
 
 def _moves(result: RawResult, balance: list[int]) -> list[list[int]]:
@@ -272,4 +310,4 @@ def _moves(result: RawResult, balance: list[int]) -> list[list[int]]:
 
 def _rank(result: RawResult) -> tuple[float, int, float]:
     row = result.row
-    return -(row.throughput_samples_per_s or 0.0), row.partitions or 1, row.peak_reserved_gib or 0.0
+    return -(row.throughput_samples_per_s or 0.0), row.device_count or 1, row.peak_reserved_gib or 0.0

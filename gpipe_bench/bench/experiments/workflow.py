@@ -25,7 +25,6 @@ from gpipe_bench.results.catalogue import (
     reference_tables,
     run_figures,
 )
-from gpipe_bench.results.configurations import digest
 from gpipe_bench.results.rows import EVIDENCE
 from gpipe_bench.util.files import write_files
 
@@ -80,18 +79,10 @@ class SuitePlan:
         groups: list[CellGroup[SimulatedCell] | CellGroup[EmulatedCell]] = [*self.groups, *self.emulating]
         return {group.id: group for group in groups}
 
-    @property
-    def cell_digest(self) -> str:
-        """Changes with any cell."""
-        return digest(self._cells_text())
-
     def write_cells(self, path: Path) -> None:
         """Write the file with all cells, from which each job takes its own."""
-        write_files({path: self._cells_text()})
-
-    def _cells_text(self) -> str:
         virtual = [cell for job in self.jobs.values() for cell in job.cells]
-        return cells_text([*self.measured.values(), *virtual])
+        write_files({path: cells_text([*self.measured.values(), *virtual])})
 
     @property
     def repeats(self) -> dict[str, int]:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.context import ExecutionContext
+from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.runtime.cell import Inlet, receive
-from gpipe_bench.engine.transfer import Stream, use_stream
+from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
 
 
@@ -29,14 +29,15 @@ class Losses:
         loss: Callable[[Any, Any], Tensor],
         targets: Sequence[Any],
         shares: Sequence[float],
-        execution: ExecutionContext,
-        stream: Stream,
+        batch: BatchContext,
         *,
         keeps: bool,
     ) -> None:
         self.outputs = [MicroBatch((), None)] * len(targets)
         self._loss, self._targets, self._shares = loss, list(targets), shares
-        self._execution, self._stream, self._keeps = execution, stream, keeps
+        self._execution, self._stream, self._keeps = batch.execution, batch.ends[-1][0].computing, keeps
+        self._turns, self._place = batch.turns, len(batch.partitions)
+        self._turns.places = self._place + 1
         self._values: list[Tensor | None] = [None] * len(targets)
         # Losses with their graph, and where the gradients of the outputs arrive, until the backward pass.
         self._open: dict[int, tuple[Tensor | None, Inlet]] = {}
@@ -49,7 +50,8 @@ class Losses:
             loss = None
             if self._shares[i]:
                 output = MicroBatch(values, microbatch.structure).unwrap()
-                loss = check_loss(self._loss(output, target)) * self._shares[i]
+                with self._turns.turn(self._place):
+                    loss = check_loss(self._loss(output, target)) * self._shares[i]
                 self._values[i] = loss.detach()
         self._open[i] = loss, inlet
         if self._keeps:
@@ -61,7 +63,7 @@ class Losses:
         loss, inlet = self._open.pop(i)
         if loss is None or not loss.requires_grad:
             return inlet.spread(())
-        with use_stream(self._stream):
+        with use_stream(self._stream), self._turns.turn(self._place):
             return inlet.collect(torch.autograd.backward, loss)
 
     def total(self) -> Tensor:

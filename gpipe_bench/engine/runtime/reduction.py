@@ -67,7 +67,8 @@ def reduced(
 
     Raises:
         TypeError: the loss is one of PyTorch's, and reduces nothing.
-        ValueError: ``reduction`` does not exist, is not that of one of PyTorch's losses, or gives no weights.
+        ValueError: ``reduction`` does not exist, is not that of one of PyTorch's losses, or gives no weights; or the
+            loss has ``size_average`` or ``reduce``, which PyTorch has deprecated.
     """
     if reduction is not None and not callable(reduction) and reduction not in REDUCTIONS:
         rule = "reduction must be 'mean', 'sum' or a function of a micro-batch's target that gives its weight"
@@ -123,8 +124,10 @@ def _settings(loss: Any) -> dict[str, Any] | None:
             given = {name: getattr(loss, name, None) for name in ("reduction", "weight", "ignore_index")}
         elif loss is not function:
             continue
-        if given.get("size_average") is not None or given.get("reduce") is not None:
-            return None
+        for name in ("size_average", "reduce"):
+            if given.get(name) is not None:
+                rule = "loss must say by reduction how it reduces"
+                raise ValueError(f"{rule}, got {name}={given[name]!r}; pass reduction='mean' or 'sum' to it instead")
         defaults = {"reduction": "mean", "weight": None}
         return {**defaults, **given, "over_labels": function in _OVER_LABELS}
     return None

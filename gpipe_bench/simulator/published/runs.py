@@ -11,27 +11,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.clock.simulation import GIB, gib_texts, step_uses
-from gpipe_bench.simulator.hardware.machine import PROFILES, HardwareMachine
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_cells
-from gpipe_bench.simulator.tracing.kept import TRACING, default_folder, kept
 from gpipe_bench.simulator.workloads.workload import Workload
 
 if TYPE_CHECKING:
-    from gpipe_bench.simulator.hardware.profile import Profile
     from gpipe_bench.simulator.workloads.sources import ModelSource
-
-T = TypeVar("T")
 
 _THROUGHPUT: Final = "throughput_samples_per_s"
 _UTILIZATION: Final = "utilization_fraction"
@@ -41,9 +36,6 @@ _MODEL: Final = "model_memory_gib"
 
 METRICS: Final = (_THROUGHPUT, _UTILIZATION, _RESERVED, _MODEL, _ACTIVATIONS)
 """What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do."""
-
-_COMPOSING: Final = (*TRACING, "hardware/*.py", "workloads/*.py")
-"""Files that decide what a workload holds."""
 
 _PER_GRADIENT: Final = 3
 """A parameter, its gradient and RMSprop's average."""
@@ -88,37 +80,16 @@ class PublishedRuns:
     """Runs published rows; those that differ in components only share their work.
 
     Args:
-        profile: the devices, or the name of a profile of the package: then workloads are kept in ``cache``, too.
+        profile: the devices, or the name of a profile of the package.
         cache: folder of stored traces; the user's cache folder by default.
     """
 
     def __init__(self, profile: Profile | str, cache: Path | None = None) -> None:
-        self._given, self._cache = profile, cache
+        self.profile = load_profile(profile) if isinstance(profile, str) else profile
+        self.machine = HardwareMachine(self.profile)
+        self._cache = cache
         # The last one: rows that share a workload follow each other.
         self._last: tuple[object, Workload] | None = None
-
-    @cached_property
-    def profile(self) -> Profile:
-        """The devices."""
-        if not isinstance(self._given, str):
-            return self._given
-        # What checks a profile takes longer to load than all else.
-        from gpipe_bench.simulator.hardware.profile import load_profile
-
-        return load_profile(self._given)
-
-    @cached_property
-    def machine(self) -> HardwareMachine:
-        """The machine that has them."""
-        return self._kept({}, lambda: HardwareMachine(self.profile), ("hardware/*.py",))
-
-    def _kept(self, key: Mapping[str, Any], make: Callable[[], T], sources: tuple[str, ...]) -> T:
-        """What depends on the profile, on disk if that has a name."""
-        if not isinstance(self._given, str):
-            return make()
-        folder = default_folder() if self._cache is None else self._cache
-        text = (PROFILES / f"{self._given}.yaml").read_text(encoding="utf-8")
-        return kept(folder, {**key, "profile": text}, make, sources)
 
     def outcome(self, row: Setting) -> Outcome:
         """Simulate a row, for the metrics that were published."""
@@ -157,22 +128,17 @@ class PublishedRuns:
         Raises:
             OutOfMemory: with ``memory``, a device is too small.
         """
-        work = self._workload(row, batch_size, memory=memory)
+        work = self._workload(row, batch_size)
         exempt = row.checkpoint == "except_last" and work.m == row.chunks
         checkpoint = row.checkpoint if exempt or row.checkpoint != "except_last" else "always"
         settings = Settings(_components(row), checkpoint, "published", memory=memory)
         return run(work, self.machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
 
-    def _workload(self, row: Setting, batch_size: int, *, memory: bool = True) -> Workload:
-        """The work of a row; without ``memory`` it lacks its requests for memory, which are most of it on disk."""
-        key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer, memory
-
-        def make() -> Workload:
-            work = self._composed(row, batch_size)
-            return work if memory else work.without_requests()
-
+    def _workload(self, row: Setting, batch_size: int) -> Workload:
+        """The work of a row."""
+        key = row.model, row.model_args, row.balance, batch_size, row.chunks, row.partitions, row.optimizer
         if self._last is None or self._last[0] != key:
-            self._last = key, self._kept({"row": key}, make, _COMPOSING)
+            self._last = key, self._composed(row, batch_size)
         return self._last[1]
 
     def _composed(self, row: Setting, batch_size: int) -> Workload:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.results.configurations import canonical
 from gpipe_bench.results.tables import plain_records, read_table
-from gpipe_bench.simulator.tracing.kept import default_folder, kept
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,8 +62,6 @@ class Setting:
 
 _SETTINGS: Final = tuple(column.name for column in fields(Setting))
 _CELL: Final = ("table", "experiment")
-_READING: Final = ("published/*.py", "../results/tables.py", "../results/schema.*")
-"""Files that decide what is read, below the folder of the simulator."""
 _VALUE: Final = (*_CELL, "source", "metric", "model", "model_args", "partitions", "chunks")
 
 
@@ -84,17 +80,10 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
 
 @cache
 def _records() -> dict[str, list[dict[str, Any]]]:
-    """The lines of both tables as plain data, stored until a file changes: checking takes longer than simulating."""
-    paths = (PUBLISHED_FOLDER / "published.csv", PUBLISHED_FOLDER / "settings.csv")
-    # What is not there has no lines stored, and reading it says so.
-    key = {str(path): hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest() for path in paths}
-
-    def read() -> dict[str, list[dict[str, Any]]]:
-        values, settings = published_tables()
-        settings = settings[[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0})
-        return {"values": plain_records(values[[*_CELL, "metric", "value"]]), "settings": plain_records(settings)}
-
-    return kept(default_folder(), key, read, _READING)
+    """The lines of both tables as plain data."""
+    values, settings = published_tables()
+    settings = settings[[*_SETTINGS]].fillna({"full_steps": 0, "rest_batch_size": 0})
+    return {"values": plain_records(values[[*_CELL, "metric", "value"]]), "settings": plain_records(settings)}
 
 
 @cache

@@ -211,16 +211,6 @@ class Workload:
             return len(outputs) + skips
         return sum(self.partitions[j + 1][size].returns or (True,) * len(outputs)) + skips
 
-    def without_requests(self) -> Workload:
-        """The same without requests for memory, for runs that ask for times alone."""
-
-        def bare(task: TaskWork) -> TaskWork:
-            again = task.checkpointed and bare(task.checkpointed)
-            return replace(task, forward_memory=(), graph_memory=(), backward_memory=(), checkpointed=again)
-
-        parts = ({size: bare(task) for size, task in tasks.items()} for tasks in self.partitions)
-        return replace(self, partitions=tuple(parts))
-
     def chosen(self, checkpointed: int) -> Workload:
         """The same with checkpoints for the first ``checkpointed`` micro-batches.
 
