@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -27,8 +27,10 @@ from gpipe_bench.cli.cells import (
 from gpipe_bench.cli.options import Processes, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulated_table import print_simulation
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.labels import rows_text
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
+from gpipe_bench.schedules.table import partition_count
 from gpipe_bench.util.files import check_writable, write_files
 
 _START: Final = {"model_args": "", "batch_size": 128, "chunks": 8, "balance": AUTO, "flavour": "current"}
@@ -44,6 +46,9 @@ def simulate(
     timelines: Timelines = "",
     out: RawOut = None,
     processes: Processes = 1,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Devices, instead of --partitions: some schedules put two on each.")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
     rows: Annotated[
         Path | None, typer.Option(help="Write the row as a table, a CSV file, and beside it its configuration.")
@@ -59,7 +64,8 @@ def simulate(
         simulate_file(from_file(SimulatedCell, cells, only, given), names_in(timelines), needed_out(out), processes)
         return
     one_device = {} if "balance" in given else {"partitions": 1}
-    cell = from_options(SimulatedCell, {**_START, **one_device, **given})
+    on_devices = {} if devices is None else _on_devices(devices, given)
+    cell = from_options(SimulatedCell, {**_START, **one_device, **given, **on_devices})
     tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
     for path in filter(None, (trace, rows, out)):
@@ -73,6 +79,22 @@ def simulate(
     # Published runs trained in float32, on one host.
     print_simulation(result, published_for([result.row]) if (cell.precision, cell.hosts) == ("float32", 1) else [])
     write_results([result], trace, rows, out)
+
+
+def _on_devices(devices: int, given: Mapping[str, Any]) -> dict[str, int]:
+    """The partitions of the schedule that was asked for, on so many devices.
+
+    Raises:
+        ConfigError: ``--partitions`` or ``--balance`` give another number.
+    """
+    partitions = partition_count(given.get("schedule"), devices)
+    balance = given.get("balance", AUTO)
+    entries = partitions if balance == AUTO else len(balance.split("-"))
+    if given.get("partitions", partitions) != partitions or entries != partitions:
+        got = given.get("partitions", f"{entries} in {balance}")
+        rule = f"--partitions and --balance must have {partitions} for --devices {devices}"
+        raise ConfigError([f"{rule}, got {got}; leave out one of them"])
+    return {"partitions": partitions}
 
 
 def simulate_file(cells: Sequence[SimulatedCell], timelines: Sequence[str], out: Path, processes: int) -> None:

@@ -164,7 +164,7 @@ class Pipeline(Layers):
                     transfer=self.transfer,
                     execution=ExecutionContext.capture(self.devices),
                     randomness=randomness,
-                    turns=self._turns.setdefault((self.training, threads), Turns(plan.n, threads=threads)),
+                    turns=self._turns.setdefault((self.training, threads), Turns(threads=threads)),
                     observer=self._observer,
                     partitions=self._places,
                     ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in self._places],

@@ -2,7 +2,7 @@
 
 PyTorch traces a higher-order operator, such as ``torch.cond``, whenever it is called. It does so in global state, so no
 other thread may trace or compile meanwhile. So all tasks of a pipeline that calls one take turns. The first task of
-each partition, and the first loss, show whether it does; until they have run, tasks take turns as well.
+each partition, and the first loss, show whether it does; these take turns with each other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from traceback import walk_tb
-from typing import Any
 
 from gpipe_bench.engine.dispatch_mode import DispatchMode
 
@@ -19,52 +18,39 @@ from gpipe_bench.engine.dispatch_mode import DispatchMode
 _TRACING = ("/torch/_higher_order_ops/", "/torch/_dynamo/convert_frame.py")
 _BESIDE = "using FX to symbolically trace"
 _NOTE = (
-    "PyTorch must trace and compile in one thread at a time, got an error while it did so beside other partitions; use "
-    "workers='never', or run the batch again: from now on partitions take turns."
+    "PyTorch must trace and compile in one thread at a time, got an error while it did so, perhaps beside other "
+    "partitions; use workers='never', or run the batch again: from now on partitions take turns. If PyTorch "
+    "stays broken, begin a new process with workers='never'."
 )
-
-
-class Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves these two untyped
-    """Changes nothing, and sees whether a higher-order operator runs."""
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``."""
-        return func(*args, **kwargs)
 
 
 class Turns:
     """The turns of all batches of a pipeline, in one training mode.
 
     Args:
-        places: how many partitions there are.
         threads: whether tasks run in threads of their own.
-
-    Attributes:
-        places: one per partition, and one for the loss if the pipeline computes it.
     """
 
-    def __init__(self, places: int, *, threads: bool) -> None:
-        self.places = places
+    def __init__(self, *, threads: bool) -> None:
         self._threads, self._traced = threads, False
         self._seen: set[int] = set()
         self._lock = threading.RLock()
 
-    @property
-    def taken(self) -> bool:
-        """Whether a task that begins now waits for its turn."""
-        return self._traced or len(self._seen) < self.places
+    def taken(self, place: int) -> bool:
+        """Whether a task at ``place`` that begins now waits for its turn."""
+        return self._traced or place not in self._seen
 
     @contextmanager
     def turn(self, place: int) -> Iterator[None]:
-        """A block for a task at ``place``: no other task runs meanwhile, if one may trace."""
-        alone = self.taken
-        with self._lock if alone else nullcontext():
-            watch = None if place in self._seen else Watch()  # type: ignore[no-untyped-call]  # as above
+        """A block for a task of the partition with this index; the loss has the place after the last one."""
+        with self._lock if self.taken(place) else nullcontext():
+            watch = None if place in self._seen else DispatchMode()  # type: ignore[no-untyped-call]  # not annotated
+            known = self._traced
             try:
                 with watch or nullcontext():
                     yield
             except Exception as error:
-                if self._threads and not alone and _is_of_tracing(error):
+                if self._threads and not known and _is_of_tracing(error):
                     self._traced = True
                     error.add_note(_NOTE)
                 raise

@@ -88,6 +88,18 @@ def test_for_partitions_a_balance_is_found(call, schedule, partitions):
     assert call(*ARGS, "--balance", sizes, *schedule)[1] == out
 
 
+@pytest.mark.parametrize(("schedule", "partitions"), [((), 3), (("--schedule", "zb_v"), 6)])
+def test_devices_give_the_partitions_that_a_schedule_has_on_them(call, schedule, partitions):
+    assert call(*ARGS, "--devices", 3, *schedule) == call(*ARGS, "--partitions", partitions, *schedule)
+
+
+@pytest.mark.parametrize("words", [("--partitions", 2), ("--balance", "14-15")])
+def test_devices_beside_another_number_of_partitions_are_refused(call, words):
+    status, _, err = call(*ARGS, "--devices", 3, *words)
+    assert status == 2
+    assert "--partitions and --balance must have 3 for --devices 3, got 2" in err
+
+
 def test_a_balance_for_other_partitions_is_refused(call):
     status, _, err = call(*ARGS, "--partitions", 3, "--balance", "14-15")
     assert (status, err.count("\n")) == (2, 1)

@@ -11,7 +11,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe, WithDevice
 from gpipe_bench.errors import BalanceError, DeviceCountError, GpipeBenchError, PlacementError, SkipLayoutError
-from tests.engine.support import Mix, Pop, Stash, on_cpu
+from tests.engine.support import Mix, Pop, Stash
 
 
 def module(layers: int = 2) -> nn.Sequential:
@@ -232,22 +232,6 @@ def test_refused_input(name):
     value, error, message = INPUTS[name]
     with pytest.raises(error, match=re.escape(message)):
         make()(value)
-
-
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_a_batch_without_samples_gives_what_the_plain_module_gives(chunks):
-    plain = module()
-    pipe = on_cpu(plain, [1, 1], chunks=chunks)
-    torch.testing.assert_close(pipe(X[:0]), plain(X[:0]))
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_indivisible_and_small_batches_are_legal_and_silent(size, chunks, recwarn):
-    plain = module()
-    expected = plain(X[:size])
-    torch.testing.assert_close(on_cpu(plain, [1, 1], chunks=chunks)(X[:size]), expected)
-    assert not recwarn.list
 
 
 def test_pop_before_stash_is_refused_before_anything_runs():

@@ -15,8 +15,9 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
+from gpipe_bench.engine.dispatch_mode import DispatchMode
 from gpipe_bench.engine.redirect import Redirect
-from gpipe_bench.engine.turns import Turns, Watch
+from gpipe_bench.engine.turns import Turns
 from gpipe_bench.measure.memory import LiveBytes
 from tests.engine.steps import scheduled
 
@@ -124,14 +125,14 @@ def test_whatever_may_trace_beside_an_operator_takes_turns_with_it(case, schedul
 
 @pytest.mark.parametrize("operator", [each for each in OPERATORS if each != "associative_scan"])  # that calls operators
 def test_a_mode_sees_what_traces(operator):
-    with Watch() as watch:
+    with DispatchMode() as mode:
         OPERATORS[operator](torch.rand(2, 4, requires_grad=True))
-    assert watch.traced
+    assert mode.traced
 
 
 def known(*operators):
     """The turns of partitions that have run once."""
-    turns = Turns(len(operators), threads=True)
+    turns = Turns(threads=True)
     for place, operator in enumerate(operators):
         with turns.turn(place):
             operator(torch.rand(2, 4))
@@ -149,7 +150,7 @@ def begun_beside(turns):
     thread = threading.Thread(target=second)
     with turns.turn(0):
         thread.start()
-        if not turns.taken:
+        if not turns.taken(1):
             thread.join()
         found = ["first", *begun]
     thread.join()
@@ -161,7 +162,7 @@ def test_one_partition_that_traces_lets_all_take_turns(place):
     operators = [torch.sin, torch.sin]
     operators[place] = OPERATORS["cond"]
     turns = known(*operators)
-    assert turns.taken
+    assert turns.taken(0)
     assert begun_beside(turns) == ["first"]
 
 
@@ -169,10 +170,10 @@ def test_partitions_that_do_not_trace_run_together():
     assert begun_beside(known(torch.sin, torch.sin)) == ["first", "second"]
 
 
-def test_partitions_take_turns_until_each_has_run_once():
-    turns = Turns(2, threads=True)
+def test_partitions_take_turns_in_their_first_tasks():
+    turns = Turns(threads=True)
     assert begun_beside(turns) == ["first"]
-    assert not turns.taken
+    assert not turns.taken(0)
 
 
 def fails(x):
@@ -184,7 +185,7 @@ def test_an_error_of_an_operator_that_comes_later_says_what_to_do_and_lets_parti
     with pytest.raises(Exception, match="cond") as caught, turns.turn(0):
         fails(torch.rand(2, 4))
     assert "use workers='never', or run the batch again" in caught.value.__notes__[0]
-    assert turns.taken
+    assert turns.taken(0)
 
 
 def test_an_error_of_a_task_that_ran_alone_is_left_as_it_is():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -128,19 +129,6 @@ def test_evaluation_is_seen_as_tasks_without_checkpoint():
     watch = watched_step(skip_pipe(checkpoint="always").eval())
     assert watch.names("R") == []
     assert watch.names("B") == sorted(grid("B", range(M), range(N)))
-
-
-@every_combination
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_the_order_seen_is_that_which_layers_note_themselves(components, checkpoint):
-    log = []
-    pipe = probe_pipe(N, log, chunks=M, components=components, checkpoint=checkpoint)
-    with pipe.observe(watch := Watch()):
-        output = pipe(numbered(M))
-        log.clear()
-        watch.seen.clear()
-        output.sum().backward()
-    assert watch.order("RB") == " ".join(log)
 
 
 # --- backward passes without checkpoint: marks -----------------------------------------------------------------
@@ -268,34 +256,26 @@ def test_the_graph_is_the_same_but_for_marks(components, checkpoint, transfer):
     assert (marks == []) == (checkpoint == "always")
 
 
-def orders(components, checkpoint) -> list[str]:
-    """The order of a backward pass without an observer, and with one."""
-    found = []
+@pytest.mark.parametrize("checkpoint", MODES)
+@every_combination
+def test_the_order_is_the_same_and_what_is_seen(components, checkpoint):
+    logs, watch = [], Watch()
     for observe in (False, True):
         log: list[str] = []
         pipe = probe_pipe(N, log, chunks=4, components=components, checkpoint=checkpoint)
-        with pipe.observe(Watch()) if observe else nullcontext():
+        with pipe.observe(watch) if observe else nullcontext():
             output = pipe(numbered(4))
         log.clear()
+        watch.seen.clear()
         output.sum().backward()
-        found.append(" ".join(log))
-    return found
-
-
-@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
-@every_combination
-def test_the_order_is_the_same(components, checkpoint):
-    without, observed = orders(components, checkpoint)
-    assert observed == without
-
-
-# Without checkpoints the order of partitions among each other depends on the number of nodes, marks included.
-@pytest.mark.parametrize("components", [each for each in FACTORIAL if each.fork_join], ids=label)
-def test_without_checkpoints_the_order_of_every_partition_is_the_same(components):
-    without, observed = orders(components, "never")
-    for j in range(N):
-        here = [[name for name in order.split() if name.endswith(f",{j}")] for order in (without, observed)]
-        assert here[0] == here[1] == [f"B{i},{j}" for i in (3, 2, 1, 0)]
+        logs.append(log)
+    assert watch.order("RB").split() == logs[1]
+    if checkpoint != "never":
+        assert logs[0] == logs[1]
+    elif components.fork_join:
+        # without checkpoints the order of partitions among each other depends on the number of nodes, marks included
+        for log, j in product(logs, range(N)):
+            assert [name for name in log if name.endswith(f",{j}")] == [f"B{i},{j}" for i in (3, 2, 1, 0)]
 
 
 @pytest.mark.parametrize("checkpoint", MODES)

@@ -117,26 +117,16 @@ def masks(pipe) -> list[Tensor]:
     return [mask for layer in pipe for i in range(4) for mask in layer.first[i]]
 
 
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_a_run_from_the_same_seed_draws_the_same(either, checkpoint):
+def test_a_run_from_the_same_seed_draws_the_same_and_from_another_something_else(either):
     runs = []
-    for _ in range(2):
-        torch.manual_seed(11)
-        pipe = two_partitions(either, checkpoint=checkpoint)
+    for seed in (11, 11, 12):
+        torch.manual_seed(seed)
+        pipe = two_partitions(either)
         for _ in range(3):
             step(pipe)
         runs.append(masks(pipe))
-    assert all(map(torch.equal, *runs))
-
-
-def test_a_run_from_another_seed_draws_something_else(either):
-    runs = []
-    for seed in (11, 12):
-        torch.manual_seed(seed)
-        pipe = two_partitions(either)
-        step(pipe)
-        runs.append(masks(pipe))
-    assert not any(map(torch.equal, *runs))
+    assert all(map(torch.equal, *runs[:2]))
+    assert not any(map(torch.equal, *runs[1:]))
 
 
 def test_every_task_and_every_batch_draws_its_own(either):

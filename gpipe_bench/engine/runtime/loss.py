@@ -37,7 +37,6 @@ class Losses:
         self._loss, self._targets, self._shares = loss, list(targets), shares
         self._execution, self._stream, self._keeps = batch.execution, batch.ends[-1][0].computing, keeps
         self._turns, self._place = batch.turns, len(batch.partitions)
-        self._turns.places = self._place + 1
         self._values: list[Tensor | None] = [None] * len(targets)
         # Losses with their graph, and where the gradients of the outputs arrive, until the backward pass.
         self._open: dict[int, tuple[Tensor | None, Inlet]] = {}
