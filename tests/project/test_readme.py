@@ -39,12 +39,10 @@ def test_quickstarts_are_short(quickstart):
     assert all(block.count("\n") <= 12 for block in found)
 
 
-def test_the_citation_is_that_of_the_citation_file():
-    (shown,) = blocks(README, "bibtex")
+def test_the_citation_is_linked():
+    assert "[CITATION.cff](CITATION.cff)" in README
     stated = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    values = [stated["version"], stated["url"], str(stated["date-released"])[:4]]
-    assert [value for value in values if f"{{{value}}}" not in shown] == []
-    assert stated["title"].replace("_", r"\_") in shown
+    assert {"title", "version", "url", "date-released"} <= set(stated)
 
 
 def test_every_claim_has_a_command_an_expectation_and_a_time():
