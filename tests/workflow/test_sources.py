@@ -66,7 +66,7 @@ def test_imports_for_annotations_are_no_dependency(tmp_path):
         "from gpipe_bench.results import rows\n"
         "if TYPE_CHECKING:\n    from gpipe_bench.engine.gpipe import GPipe\n"
         "else:\n    import gpipe_bench.errors\n"
-        "def later():\n    from .schedule import clock_cycles\n    import os.path\n"
+        "def later():\n    from .schedules.cycles import clock_cycles\n    import os.path\n"
     )
     found = set(imported_modules("gpipe_bench.example", path))
     assert found == {"gpipe_bench.results.rows", "gpipe_bench.errors", "gpipe_bench.schedules.cycles"}
