@@ -93,7 +93,7 @@ def test_events_are_those_of_one_step(result):
 
 def test_partitions_on_one_device_of_a_schedule_share_its_time():
     """Partitions 0 and 3 are on device 0, partitions 1 and 2 on device 1."""
-    result = measure_cell(cell(variant="dep-x-ptl", **FOUR, schedule="zb_v"), 0)
+    result = measure_cell(cell(variant="dep-x-ptl", **{**FOUR, "schedule": "zb_v"}), 0)
     shares = ["compute_fraction", "recompute_fraction", "copy_fraction", "imbalance_fraction", "bubble_fraction"]
     split = [tuple(record[name] for name in shares) for record in result.devices]
     assert (split[0], split[1]) == (split[3], split[2])
