@@ -81,7 +81,7 @@ def result_files(rows: Path) -> list[Path]:
     companions = [companion_path(rows, name) for name in (*COMPANIONS, CONFIGURATIONS)]
     traces = sorted((rows.parent / "traces" / rows.stem).glob("*.json"))
     folder = rows.parent.parent / "figures"
-    names = (rows.stem, f"{rows.stem}_*", "timeline_*")
+    names = (rows.stem, f"{rows.stem}_*")
     figures = sorted(path for name in names for path in folder.glob(f"{name}.*"))
     return [path for path in (rows, *companions, *figures, *traces) if path.is_file()]
 
