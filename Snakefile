@@ -121,4 +121,4 @@ onstart:
 
 onsuccess:
     if "ablation" in workflow.dag_settings.targets:
-        shell("python -m gpipe_bench table --rows results/ablation.csv")
+        shell("python -m gpipe_bench table --brief --rows results/ablation.csv")

@@ -128,7 +128,7 @@ rm -f "$complete"
 touch "$unfinished"
 lock=$(requirements "$layer")
 say "install what $lock pins, and the layers below it (minutes the first time)"
-"$venv/bin/python" -m pip install --disable-pip-version-check --requirement "$lock"
+"$venv/bin/python" -m pip install --disable-pip-version-check --quiet --requirement "$lock"
 say "install this checkout in editable form"
 # The locks have everything, the build backend too: nothing unpinned comes in here.
 "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from gpipe_bench.cli.options import named
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.results.catalogue import PUBLISHED_ROWS
+
+if TYPE_CHECKING:
+    from gpipe_bench.results.rows import Row
 
 _NAMED: Final = 5
 _TABLE_COLUMNS: Final = (
@@ -58,7 +61,12 @@ def published(
     typer.echo(f"wrote {out} with {len(rows)} rows")
 
 
-def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")]) -> None:
+def table(
+    rows: Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")],
+    brief: Annotated[
+        bool, typer.Option("--brief", help="The published variants by kind of evidence alone, and what to open.")
+    ] = False,
+) -> None:
     """Print variants with repeats, medians, 95 % intervals, ratios, memory, shares of time and failures."""
     from gpipe_bench.bench.evaluation.summary import print_summary, result_files
     from gpipe_bench.errors import ConfigError
@@ -67,7 +75,28 @@ def table(rows: Annotated[Path, typer.Option(help="Table of rows, as collect wro
     if is_race(rows):
         other = "the study of peers draws it, and `compare` compares two of them"
         raise ConfigError([f"rows must be those of an experiment, got the race of peers in {rows}; {other}"])
-    print_summary(read_rows(rows, _TABLE_COLUMNS), result_files(rows))
+    known = read_rows(rows, _TABLE_COLUMNS)
+    if brief:
+        _print_answer(known, rows)
+    else:
+        print_summary(known, result_files(rows))
+
+
+def _print_answer(known: list[Row], rows: Path) -> None:
+    from gpipe_bench.report.answer import answers
+    from gpipe_bench.util.console import Column, Grid, output
+
+    for answer in answers(known):
+        across = [Column(name, text=True) for name in answer.header[2:]]
+        grid = Grid([Column("evidence", text=True), Column("on", text=True), *across], answer.title, keys=1)
+        for line in answer.lines:
+            grid.add(*(field.text for field in line))
+        output().print(grid)
+        typer.echo("")
+    figures = sorted((rows.parent.parent / "figures").glob(f"{rows.stem}*.png"))
+    typer.echo("Look at:    " + "\n            ".join(map(str, figures)))
+    typer.echo(f"Everything: gpipe-bench table --rows {rows}")
+    typer.echo(f"One page:   gpipe-bench report --results {rows.parent} --out report.html")
 
 
 def trace(
