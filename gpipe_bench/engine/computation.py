@@ -24,7 +24,7 @@ from gpipe_bench.engine.microbatch import (
 )
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
-from gpipe_bench.engine.randomness import Batch, Draws
+from gpipe_bench.engine.randomness import Draws, ForwardRandomness
 from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
 from gpipe_bench.engine.turns import Turns
 from gpipe_bench.errors import UnsupportedError
@@ -52,7 +52,7 @@ class BatchContext:
     components: Components
     transfer: str
     execution: ExecutionContext
-    randomness: Batch
+    randomness: ForwardRandomness
     turns: Turns
     observer: Observer | None
     partitions: list[Partition]

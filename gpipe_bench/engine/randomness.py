@@ -42,7 +42,7 @@ def state_digest() -> bytes:
     return hashlib.blake2b(_bytes(torch.default_generator.get_state()), digest_size=16).digest()
 
 
-class Batch:
+class ForwardRandomness:
     """The random numbers of one forward pass and its recomputations.
 
     Args:
@@ -120,7 +120,7 @@ class Draws:
         states: generators that the first pass drew from as they are, and the states in which it found them.
     """
 
-    batch: Batch
+    batch: ForwardRandomness
     i: int
     j: int
     way: str = _UNKNOWN

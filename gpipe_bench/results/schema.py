@@ -48,7 +48,7 @@ _TRUTH: Final = {"true": True, "false": False, "1": True, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ForeignKey:
     """Columns by which every line leads to one or more lines of another table.
 
     Attributes:
@@ -81,7 +81,7 @@ class Table:
     line: str
     fields: Mapping[str, Field]
     key: tuple[str, ...]
-    links: tuple[Link, ...]
+    links: tuple[ForeignKey, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def _load() -> dict[str, Table]:
             fields[field["name"]] = field
             known.setdefault(field["name"], field)
         links = [
-            Link(tuple(link["columns"]), link["table"], tuple(link.get("others", link["columns"])))
+            ForeignKey(tuple(link["columns"]), link["table"], tuple(link.get("others", link["columns"])))
             for link in words.get("links", ())
         ]
         tables[name] = Table(name, words["title"], words["line"], fields, tuple(words["key"]), tuple(links))

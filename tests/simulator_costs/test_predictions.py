@@ -16,7 +16,7 @@ from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.predictions import TABLES, Prediction, predictions, print_predictions, summary, write
 from gpipe_bench.simulator.published import runs as published_runs
-from gpipe_bench.simulator.published.runs import METRICS, Outcome, PublishedRuns, is_fitted
+from gpipe_bench.simulator.published.runs import METRICS, SimulatedValues, PublishedRuns, is_fitted
 from gpipe_bench.simulator.published.settings import published_settings
 
 P40 = load_profile("p40")
@@ -30,7 +30,7 @@ def traces(tmp_path_factory):
 @pytest.fixture
 def instant(monkeypatch):
     """Every simulation gives 1 of everything."""
-    monkeypatch.setattr(PublishedRuns, "outcome", lambda *_: Outcome(dict.fromkeys(METRICS, 1.0)))
+    monkeypatch.setattr(PublishedRuns, "outcome", lambda *_: SimulatedValues(dict.fromkeys(METRICS, 1.0)))
 
 
 def setting(table, experiment):

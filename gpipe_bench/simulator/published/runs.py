@@ -42,7 +42,7 @@ _PER_GRADIENT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedValues:
     """What the simulation says of a row.
 
     Attributes:
@@ -91,7 +91,7 @@ class PublishedRuns:
         # The last one: rows that share a workload follow each other.
         self._last: tuple[object, Workload] | None = None
 
-    def outcome(self, row: Setting) -> Outcome:
+    def outcome(self, row: Setting) -> SimulatedValues:
         """Simulate a row, for the metrics that were published."""
         metrics = [metric for metric in published_cells(row) if metric in METRICS]
         values: dict[str, float] = {}
@@ -105,10 +105,10 @@ class PublishedRuns:
                 _RESERVED: lambda: sum(done.peak_reserved_bytes) / GIB,
                 _ACTIVATIONS: lambda: (sum(done.peak_reserved_bytes) - self._model_bytes(row)) / GIB,
             }
-            return Outcome(values | {metric: find[metric]() for metric in metrics if metric in find})
+            return SimulatedValues(values | {metric: find[metric]() for metric in metrics if metric in find})
         except OutOfMemory as error:
             asked, capacity = gib_texts((error.reserved + error.needed) / GIB, error.capacity / GIB, 2)
-            return Outcome(values, f"out of memory: device {error.device} asks for {asked} and has {capacity}")
+            return SimulatedValues(values, f"out of memory: device {error.device} asks for {asked} and has {capacity}")
 
     def throughput(self, row: Setting, whole: Run) -> float:
         """Samples of an epoch over its time; ``whole``: a run of its whole mini-batches."""
