@@ -16,7 +16,7 @@ from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.predictions import TABLES, Prediction, predictions, print_predictions, summary, write
 from gpipe_bench.simulator.published import runs as published_runs
-from gpipe_bench.simulator.published.runs import METRICS, SimulatedValues, PublishedRuns, is_fitted
+from gpipe_bench.simulator.published.runs import METRICS, PublishedRuns, SimulatedValues, is_fitted
 from gpipe_bench.simulator.published.settings import published_settings
 
 P40 = load_profile("p40")
