@@ -26,7 +26,7 @@ from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import Draws, ForwardRandomness
 from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
-from gpipe_bench.engine.turns import Turns
+from gpipe_bench.engine.worker import Turns
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.skip.trees import TreeSpec
 

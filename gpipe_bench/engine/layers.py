@@ -38,8 +38,7 @@ from gpipe_bench.engine.placed import device_of, taken_out
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.sequential import PipeSequential, check_outermost, check_sharing
 from gpipe_bench.engine.transfer import Stream, current_stream, record_stream, wait_stream
-from gpipe_bench.engine.turns import Turns
-from gpipe_bench.engine.worker import this_thread
+from gpipe_bench.engine.worker import Turns, this_thread
 from gpipe_bench.errors import PlacementError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 from gpipe_bench.util.choices import TRANSFERS

@@ -31,8 +31,7 @@ from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, split_targets
 from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.runtime.runtime import End, Runtime
-from gpipe_bench.engine.turns import Turns
-from gpipe_bench.engine.worker import Workers, in_fresh_thread, this_thread
+from gpipe_bench.engine.worker import Turns, Workers, in_fresh_thread, this_thread
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
@@ -159,6 +158,7 @@ class Pipeline(Layers):
                 self.devices, self._random_ways, concurrent=concurrent, training=self.training
             )
             aside, threads = plan.components.copy_streams and plan.n > 1, self._has_threads(plan)
+            mode = self.training, threads
             before, this_thread.locks = this_thread.locks, (*this_thread.locks, self._lock)
             try:
                 yield BatchContext(
@@ -166,7 +166,7 @@ class Pipeline(Layers):
                     transfer=self.transfer,
                     execution=ExecutionContext.capture(self.devices),
                     randomness=randomness,
-                    turns=self._turns.setdefault((self.training, threads), Turns(threads=threads)),
+                    turns=self._turns.get(mode) or self._turns.setdefault(mode, Turns(threads=threads)),
                     observer=self._observer,
                     partitions=self._places,
                     ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in self._places],

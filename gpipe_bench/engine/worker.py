@@ -11,20 +11,32 @@ import sys
 import threading
 import warnings
 from _thread import start_new_thread
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import sleep
+from traceback import walk_tb
 from typing import Any, Final, TypeVar
 
 import torch
 
+from gpipe_bench.engine.dispatch_mode import DispatchMode
+
 T = TypeVar("T")
 Result = tuple[Any, BaseException | None]
 _OURS: Final = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+
+# Files of PyTorch that trace, and what a compiled layer raises beside one that is traced.
+_TRACING = ("/torch/_higher_order_ops/", "/torch/_dynamo/convert_frame.py")
+_BESIDE = "using FX to symbolically trace"
+_NOTE = (
+    "PyTorch must trace and compile in one thread at a time, got an error while it did so, perhaps beside other "
+    "partitions; use workers='never', or run the batch again: from now on partitions take turns. If PyTorch "
+    "stays broken, begin a new process with workers='never'."
+)
 
 
 class ThreadState(threading.local):
@@ -184,3 +196,43 @@ class Workers:
             # Nothing of a finished task may stay alive here once its result is out: the thread that takes it frees it.
             job = None
             outbox.put(results.pop())
+
+
+class Turns:
+    """The turns of tasks in all batches of a pipeline, in one training mode, where its layers or loss are traced.
+
+    PyTorch traces a higher-order operator, such as ``torch.cond``, whenever it is called, in global state: no other
+    thread may trace or compile meanwhile. So all tasks of a pipeline that calls one take turns. The first task of each
+    partition, and the first loss, show whether it does; these take turns with each other.
+
+    Args:
+        threads: whether tasks run in threads of their own.
+    """
+
+    def __init__(self, *, threads: bool) -> None:
+        self._threads, self._traced = threads, False
+        self._seen: set[int] = set()
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def turn(self, place: int) -> Iterator[None]:
+        """A block for a task of the partition with this index; the loss has the place after the last one."""
+        seen = place in self._seen
+        with self._lock if self._traced or not seen else nullcontext():
+            watch = None if seen else DispatchMode()  # type: ignore[no-untyped-call]  # not annotated
+            known = self._traced
+            try:
+                with watch or nullcontext():
+                    yield
+            except Exception as error:
+                if self._threads and not known and _is_of_tracing(error):
+                    self._traced = True
+                    error.add_note(_NOTE)
+                raise
+            self._seen.add(place)
+            self._traced |= watch is not None and watch.traced
+
+
+def _is_of_tracing(error: BaseException) -> bool:
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return _BESIDE in str(error) or any(each in file for each in _TRACING for file in files)
