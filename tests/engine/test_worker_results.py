@@ -23,7 +23,7 @@ def test_a_worker_does_not_hold_a_result_that_it_has_handed_over(monkeypatch):
             del item
             super().put(items.pop())
             if is_result:
-                found.append(freed.wait(1))
+                found.append(freed.wait(20))
 
     def job():
         made = nn.Identity()
