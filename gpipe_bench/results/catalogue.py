@@ -108,7 +108,7 @@ def figures_of(table: Path, evidence: str, *, published: bool = True) -> list[Dr
             *(DrawnFigure(kind, table, f"{name}_{kind}", evidence) for kind in more),
         ]
     if name == "schedules":
-        return [DrawnFigure(kind, table, kind, evidence) for kind in _SCHEDULES[evidence]]
+        return [DrawnFigure(kind, table, kind, evidence) for kind in _SCHEDULES.get(evidence, ())]
     kind = next((kind for start, kind in _KINDS.items() if name == start or name.startswith(f"{start}_")), "")
     found = [DrawnFigure(kind, table, name, evidence)] if kind else []
     return [*found, DrawnFigure("why", table, name.replace("sweep", "why", 1), evidence)] if kind == "sweep" else found

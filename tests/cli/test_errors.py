@@ -129,9 +129,9 @@ def test_a_session_in_a_used_folder(folder, capsys):
 
 
 def test_a_group_without_a_command_shows_its_help(capsys):
-    status, out, err = called(["figure"], capsys)
+    status, out, err = called(["schedule"], capsys)
     assert (status, err) == (2, "")
-    assert "timeline" in out
+    assert "check" in out
 
 
 @pytest.mark.parametrize("template", [BAD["balance that does not sum"][0], ("config", "check", "{out}/a.yaml"), ("x",)])

@@ -26,7 +26,7 @@ def helped(capsys, *command):
 def test_the_help_lists_fourteen_commands(capsys):
     listed = re.findall(r"^│ ([a-z]+) ", helped(capsys), re.MULTILINE)
     assert listed == [
-        *("simulate", "emulate", "advise", "balance", "schedule", "run", "gpu", "profile", "config"),
+        *("simulate", "emulate", "explain", "advise", "schedule", "run", "gpu", "profile", "config"),
         *("table", "compare", "verify", "report", "figure"),
     ]
 
@@ -37,7 +37,7 @@ def test_commands_that_are_not_listed_have_help(capsys):
 
 COMPLETED = {
     ("simul",): ["simulate"],
-    ("figure", "ti"): ["timelines", "timeline"],
+    ("schedule", "ti"): ["time"],
     ("simulate", "--model", "u"): ["unet"],
     ("advise", "--model", "amoeba"): ["amoebanet-d"],
     ("run", "--checkpoint", ""): ["always", "except_last", "never"],

@@ -65,7 +65,7 @@ def test_on_a_terminal_a_line_shows_progress_and_standard_output_has_results_alo
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (("report", "--results", "{folder}", "--out", "{folder}/page.html"), "making the page (findings): 2 of 4"),
+        (("report", "--results", "{folder}", "--out", "{folder}/page.html"), "making the page (timelines): 2 of 3"),
         (("compare", "{folder}", "{folder}"), "comparing"),
         (("datapackage", "check", "--folder", "{folder}"), "checking {folder}"),
     ],

@@ -54,4 +54,4 @@ def test_a_rehearsed_session(tmp_path):
     with tarfile.open(out / "bundle.tar.gz") as archive:
         names = archive.getnames()
     assert {"gpu/ablation.csv", "gpu/traces/baseline.json", "gpu/profile.yaml", "gpu/race/peers.csv"} <= set(names)
-    assert sum(name.startswith("gpu/raw/") and name.endswith(".json") for name in names) == 2
+    assert sum(name.startswith("gpu/raw/") and name.endswith("/0.json") for name in names) == 2

@@ -27,9 +27,9 @@ def test_the_table_of_errors_says_what_the_predictions_are_off():
     errors = [abs(float(row["error_fraction"])) for row in rows]
     pages = read_pages()
     assert f"| **all** | {len(rows)} | {sum(errors) / len(errors):.1%} |" in pages["docs/claims.md"]
-    stated = f"over {len(rows)} published cells that the simulator was not fitted to is {sum(errors) / len(errors):.1%}"
-    assert stated.replace("%", " %") in " ".join(pages["README.md"].split())
-    assert f"the largest is {max(errors):.1%}".replace("%", " %") in " ".join(pages["README.md"].split())
+    mean, most = f"{sum(errors) / len(errors):.1%}", f"{max(errors):.1%}"
+    said = f"{mean} off on average over {len(rows)} published cells that it was not fitted to, at most {most}"
+    assert said.replace("%", " %") in " ".join(pages["README.md"].split())
 
 
 def test_a_changed_number_is_noticed():
@@ -37,9 +37,7 @@ def test_a_changed_number_is_noticed():
 
 
 def test_a_lost_mark_is_noticed():
-    with pytest.raises(
-        ValueError, match=r"tables must be summary, gpu, cpu, errors, .* each once, got summary, gpu, cpu, ablation"
-    ):
+    with pytest.raises(ValueError, match=r"tables must be summary, gpu, cpu, errors, .* each once, got (?!.*errors)"):
         rendered(changed("docs/claims.md", "<!-- table: errors -->", ""))
 
 

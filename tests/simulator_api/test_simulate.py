@@ -194,6 +194,9 @@ def test_the_row_says_all(unet):
     said = {name for name, value in row.to_dict().items() if value not in (None, "")}
     unsaid = set(Row.columns()) - said
     assert unsaid == {
+        "run_as",
+        "autograd",
+        "sweep_kind",
         "seed",
         "reason",
         "source",

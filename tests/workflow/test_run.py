@@ -56,8 +56,8 @@ def test_everything_promised_is_there(run):
     others = {name for name in made - OUTPUTS if not name.startswith("results/raw/")}
     # One job simulates all variants with one autograd engine, and one emulates: they share a model and a profile.
     assert Counter(name.rpartition("-")[0] for name in others) == {
-        "results/simulated/unet-p40-n1-8": 2,
-        "results/emulated/unet-p40-n1-8": 1,
+        "results/simulated/unet-p40-n1-32": 2,
+        "results/emulated/unet-p40-n1-32": 1,
         "": 1,  # the file of cells
     }
     assert all((place / name).stat().st_size > 0 for name in made)
@@ -143,7 +143,7 @@ def test_every_job_left_a_log(run):
     assert len(jobs) == 5
     logs = files(place, "logs")
     # One with the autograd engine of the published runs, one with that of today.
-    assert sum(name.startswith("logs/simulate/unet-p40-n1-8-") for name in logs) == 2
+    assert sum(name.startswith("logs/simulate/unet-p40-n1-32-") for name in logs) == 2
     assert {name.replace("results/raw", "logs/run_cell").replace(".json", ".log") for name in jobs} <= logs
     assert {
         "logs/collect/ablation.log",
