@@ -5,27 +5,19 @@ No PyTorch here: the workflow checks a configuration before anything heavy is lo
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.util.nearest import nearest
 
 Value = int | float | bool
 Values = Mapping[str, Value]
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False, "on": True, "off": False}
-_LOOK_ALIKE = str.maketrans("ol", "01")
-"""A letter for a digit, as in ``p4O`` or ``a1OO``, is a slip of the finger."""
-_MEANT = {"gpu": "cuda", "gpus": "cuda", "nvidia": "cuda", "gpt2-small": "gpt2"}
-"""Words for a choice that are spelled like another one."""
 _LONGEST = 100
 _LARGEST = 1_000_000
 """Largest integer of an argument; a model of more layers would be built for hours."""
-_BEGINNING = 3
-"""Letters of which a name may be the beginning of another one, as ``torch`` of ``torchvision``."""
-_ALIKE = 0.65
-"""Likeness of two names from which on one is offered for the other: ``resnet`` is no slip of ``unet``."""
 _RULES: dict[type[Value], str] = {bool: "true or false", int: "an integer", float: "a number"}
 
 
@@ -86,18 +78,6 @@ def _to_type(kind: type[Value], value: object) -> Value | None:
     if kind is float and isinstance(value, int | float):
         return float(value)
     return value if kind is int and isinstance(value, int) else None
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``use one of a, b`` or, if ``name`` looks like one of them, ``use 'a'``."""
-    known = list(known)
-    if (meant := _MEANT.get(name.lower())) in known:
-        return f"use {meant!r}"
-    alike = {candidate.lower().translate(_LOOK_ALIKE): candidate for candidate in known}
-    wanted = name.lower().translate(_LOOK_ALIKE)
-    close = difflib.get_close_matches(wanted, alike, n=1, cutoff=_ALIKE)
-    close = close or [candidate for candidate in alike if len(wanted) >= _BEGINNING and candidate.startswith(wanted)]
-    return f"use {alike[close[0]]!r}" if close else f"use one of {', '.join(known)}"
 
 
 def read_text(text: str) -> tuple[dict[str, str], list[str]]:

@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
-from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.own_files import OwnName, is_installed, own_files
 from gpipe_bench.models.vision_packages import mend_torchvision
+from gpipe_bench.util.nearest import nearest
 
 _imported: dict[str, tuple[ModuleType | None, bytes]] = {}
 """Name of a module of the user's -> the module, and its file when it was imported here."""

@@ -11,13 +11,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.arguments import Argument, Value, Values, format_value, nearest, read_text
+from gpipe_bench.models.arguments import Argument, Value, Values, format_value, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.language import GPT2
 from gpipe_bench.models.own import is_own, own_spec
 from gpipe_bench.models.own_files import own_digest, split_name
 from gpipe_bench.models.spec import ModelSpec
 from gpipe_bench.models.vision import FAMILIES, is_vision, vision_spec
+from gpipe_bench.util.nearest import nearest
 
 if TYPE_CHECKING:
     import torch

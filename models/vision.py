@@ -17,9 +17,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.errors import ConfigError, UnsupportedError
-from gpipe_bench.models.arguments import Argument, Values, nearest
+from gpipe_bench.models.arguments import Argument, Values
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.spec import ModelSpec
+from gpipe_bench.util.nearest import nearest
 
 if TYPE_CHECKING:
     from torch import nn

@@ -40,7 +40,7 @@ _RULE: Final = "=" * 78
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckResult:
     """How one check ended.
 
     Attributes:
@@ -67,14 +67,14 @@ class _Running:
     output: IO[str] | None
     start: float
 
-    def ended(self, *, interrupted: bool = False) -> Outcome:
+    def ended(self, *, interrupted: bool = False) -> CheckResult:
         """Wait for the end, and show what it wrote."""
         status = self.process.wait()
         if self.output is not None:
             self.output.seek(0)
             print(f"\n{_RULE}\n== {self.name}\n{_RULE}\n{self.output.read()}", flush=True)
             self.output.close()
-        return Outcome(self.name, None if interrupted else status, time.monotonic() - self.start)
+        return CheckResult(self.name, None if interrupted else status, time.monotonic() - self.start)
 
 
 def _begin(name: str, *, shown: bool) -> _Running:
@@ -89,7 +89,7 @@ def _begin(name: str, *, shown: bool) -> _Running:
     return _Running(name, process, output, time.monotonic())
 
 
-def run(names: Sequence[str]) -> Iterator[Outcome]:
+def run(names: Sequence[str]) -> Iterator[CheckResult]:
     """The outcome of each named check as it ends; when interrupted, those of the checks that ran."""
     waiting, running = [*names], list[_Running]()
     try:

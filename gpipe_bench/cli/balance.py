@@ -11,8 +11,8 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli.options import complete, named, number, running, tell_layers, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.table import MODELS, format_arguments, model_spec, parse_arguments
+from gpipe_bench.util.nearest import nearest
 
 _WAYS: Final = {"time": "s per micro-batch", "size": "GiB", "simulation": "s per step"}
 

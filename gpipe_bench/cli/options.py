@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
-from gpipe_bench.models.arguments import nearest
 from gpipe_bench.models.own import is_own, uses_default_loss
 from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.models.vision import heavy_layer_of
+from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.processes import PROCESSES
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.arguments import nearest
 from gpipe_bench.util.collection import retire_collection
+from gpipe_bench.util.nearest import nearest
 
 
 def predictions(

@@ -27,7 +27,7 @@ from gpipe_bench.results.intervals import Interval
 from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
 from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Group, Outcome, group_rows, shown_groups
 from gpipe_bench.results.rows import Row
-from gpipe_bench.results.tables import nearest
+from gpipe_bench.util.nearest import nearest
 
 _LINE_IN: Final = 0.27
 _LABEL: Final = 0.36

@@ -11,8 +11,8 @@ from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.tables import RecordedEvent
 from gpipe_bench.results.outcomes import typical
 from gpipe_bench.results.rows import EVIDENCE, Row
-from gpipe_bench.results.tables import nearest
 from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.util.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)

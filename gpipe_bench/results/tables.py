@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import Record
 from gpipe_bench.results.schema import Field, column_field, known_columns, parse_value
+from gpipe_bench.util.nearest import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,13 +192,6 @@ def lines_text(lines: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What to write instead of ``name``: the nearest known one, or all of them."""
-    choices = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(choices)}"
 
 
 def _content(path: Path, *, listed: bool) -> str:

@@ -78,7 +78,7 @@ class Visit:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ContenderTimes:
     """One contender on one case."""
 
     case: PeerCase
@@ -96,7 +96,7 @@ class Raced:
     """A case with all its outcomes."""
 
     case: PeerCase
-    outcomes: list[Outcome]
+    outcomes: list[ContenderTimes]
 
 
 class Entrant:
@@ -234,7 +234,7 @@ def _balanced(case: PeerCase, seconds: float, *, fine: bool) -> PeerCase:
 def race_case(case: PeerCase, contenders: Sequence[Contender], enter: Enter) -> Raced:
     """Race the contenders that run the workload of a case, whose balances are known."""
     outcomes = [
-        Outcome(replace(case, balance=case.fine_balance) if contender.two_per_device else case, contender)
+        ContenderTimes(replace(case, balance=case.fine_balance) if contender.two_per_device else case, contender)
         for contender in contenders
         if contender.runs(case.workload)
     ]
@@ -258,7 +258,7 @@ def race_case(case: PeerCase, contenders: Sequence[Contender], enter: Enter) -> 
 
 
 @contextmanager
-def _out_if_it_fails(outcome: Outcome) -> Iterator[None]:
+def _out_if_it_fails(outcome: ContenderTimes) -> Iterator[None]:
     try:
         yield
     except PeerError as error:
@@ -271,7 +271,7 @@ def _visit(entrant: Entrant, case: PeerCase, number: int, position: int) -> Visi
     return Visit(number, position, *entrant.visit(1, steps))
 
 
-def _compare_gradients(outcomes: Sequence[Outcome], enter: Enter) -> None:
+def _compare_gradients(outcomes: Sequence[ContenderTimes], enter: Enter) -> None:
     """Each contender in fresh processes in float64, one at a time, against the reference."""
     found: dict[str, list[Array]] = {}
     for outcome in outcomes:

@@ -20,7 +20,7 @@ from gpipe_bench.results.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
 from gpipe_bench.results.tables import csv_text
 from gpipe_bench.util.files import write_files
 from studies.peers.contenders import BASELINES
-from studies.peers.race import Outcome, Raced
+from studies.peers.race import ContenderTimes, Raced
 
 _PLAIN: Final = "loop"
 _TOGETHER: Final = "loop-processes"
@@ -81,7 +81,9 @@ def ratio_records(raced: Sequence[Raced]) -> list[dict[str, Any]]:
     return found
 
 
-def round_ratios(outcome: Outcome | None, baseline: Outcome | None, *, inverse: bool = False) -> Interval | None:
+def round_ratios(
+    outcome: ContenderTimes | None, baseline: ContenderTimes | None, *, inverse: bool = False
+) -> Interval | None:
     """Step time over the baseline's, round by round; ``inverse``: the other way round."""
     if outcome is None or baseline is None or outcome.status != "ok" or baseline.status != "ok":
         return None
@@ -90,15 +92,15 @@ def round_ratios(outcome: Outcome | None, baseline: Outcome | None, *, inverse: 
     return median_interval([1 / ratio for ratio in ratios] if inverse else ratios) if ratios else None
 
 
-def _round_medians(outcome: Outcome) -> dict[int, float]:
+def _round_medians(outcome: ContenderTimes) -> dict[int, float]:
     return {visit.round: median(visit.wall_s) for visit in outcome.visits}
 
 
-def _seconds(outcome: Outcome | None) -> float | None:
+def _seconds(outcome: ContenderTimes | None) -> float | None:
     return median(_round_medians(outcome).values()) if outcome is not None and outcome.status == "ok" else None
 
 
-def _keys(outcome: Outcome) -> dict[str, Any]:
+def _keys(outcome: ContenderTimes) -> dict[str, Any]:
     case = outcome.case
     return {
         "evidence": "measured",
@@ -111,7 +113,7 @@ def _keys(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _row(outcome: Outcome, one: Raced, tolerance: float) -> dict[str, Any]:
+def _row(outcome: ContenderTimes, one: Raced, tolerance: float) -> dict[str, Any]:
     """Columns that describe the case and the contender, and those that say what came out."""
     case, contender, seconds = outcome.case, outcome.contender, _seconds(outcome)
     found = {
@@ -133,7 +135,7 @@ def _row(outcome: Outcome, one: Raced, tolerance: float) -> dict[str, Any]:
     return {**found, **_times(outcome, one, seconds), **_gradients(outcome, tolerance), **_limit(outcome, one, seconds)}
 
 
-def _times(outcome: Outcome, one: Raced, seconds: float) -> dict[str, Any]:
+def _times(outcome: ContenderTimes, one: Raced, seconds: float) -> dict[str, Any]:
     case, tiny = outcome.case, outcome.case.tiny
     baseline = BASELINES[0] if tiny else _PLAIN
     ratio = round_ratios(outcome, _of(one, baseline), inverse=not tiny)
@@ -150,7 +152,7 @@ def _times(outcome: Outcome, one: Raced, seconds: float) -> dict[str, Any]:
     return found
 
 
-def _gradients(outcome: Outcome, tolerance: float) -> dict[str, Any]:
+def _gradients(outcome: ContenderTimes, tolerance: float) -> dict[str, Any]:
     difference = outcome.gradient_difference
     if difference is None:
         return {}
@@ -160,7 +162,7 @@ def _gradients(outcome: Outcome, tolerance: float) -> dict[str, Any]:
     return {"gradients": verdict, "gradient_difference": known, "gradient_tolerance": tolerance}
 
 
-def _limit(outcome: Outcome, one: Raced, seconds: float) -> dict[str, Any]:
+def _limit(outcome: ContenderTimes, one: Raced, seconds: float) -> dict[str, Any]:
     """The limit beside the measured step, and for pipelines what cores that work together add to it."""
     plain, case = _seconds(_of(one, _PLAIN)), outcome.case
     if plain is None:
@@ -189,7 +191,7 @@ def limit_s(plain_s: float, m: int, n: int, parallel: int) -> float:
     return plain_s * max((m + n - 1) / (m * n), 1 / parallel)
 
 
-def _of(one: Raced, name: str) -> Outcome | None:
+def _of(one: Raced, name: str) -> ContenderTimes | None:
     return next((outcome for outcome in one.outcomes if outcome.contender.name == name), None)
 
 

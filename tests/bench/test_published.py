@@ -85,7 +85,7 @@ def test_a_folder_without_values_is_refused(tmp_path):
 def test_a_lost_column_is_refused(folder):
     text = (folder / "settings.csv").read_text()
     (folder / "settings.csv").write_text(text.replace("checkpoint", "checkpiont", 1))
-    with pytest.raises(ConfigError, match=r"must include 'checkpoint', got none .*; did you mean 'checkpiont'"):
+    with pytest.raises(ConfigError, match=r"must include 'checkpoint', got none .*; use 'checkpiont'"):
         published_rows(folder)
 
 

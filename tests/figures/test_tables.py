@@ -47,7 +47,7 @@ def test_missing_columns_are_all_named_with_the_nearest_name(tmp_path):
     path.write_text("evidence,varient,status\nmeasured,baseline,ok\n")
     with pytest.raises(ConfigError) as caught:
         ABLATION.draw(path, tmp_path / "figure")
-    assert any("'variant'" in problem and "did you mean 'varient'?" in problem for problem in caught.value.problems)
+    assert any("'variant'" in problem and "use 'varient'" in problem for problem in caught.value.problems)
     assert any("'throughput_samples_per_s'" in problem for problem in caught.value.problems)
     assert [file.name for file in tmp_path.iterdir()] == ["rows.csv"]
 
@@ -106,5 +106,5 @@ def test_an_unknown_variant_in_the_rows_is_named_with_the_nearest_label(tmp_path
     path = tmp_path / "rows.csv"
     text = write_rows(path, [ablation_row("dep-str-ptl")]).read_text()
     path.write_text(text.replace("dep-str-ptl", "dep-str-prt"))
-    with pytest.raises(ConfigError, match="got 'dep-str-prt'; did you mean 'dep-str-ptl'"):
+    with pytest.raises(ConfigError, match="got 'dep-str-prt'; use 'dep-str-ptl'"):
         ABLATION.draw(path, tmp_path / "figure")

@@ -19,7 +19,7 @@ from studies.peers import race
 from studies.peers.cases import PeerCase
 from studies.peers.contenders import BASELINES, CONTENDERS, REFERENCE, Contender, contenders_of
 from studies.peers.figure import LOOKS, PEERS, draw_reference, limit
-from studies.peers.race import Outcome, PeerError, Raced, Visit, race_case
+from studies.peers.race import ContenderTimes, PeerError, Raced, Visit, race_case
 from studies.peers.settings import Settings, read_settings
 from studies.peers.table import write_race
 from tests.project.tree import ROOT
@@ -203,7 +203,9 @@ def raced(workload, shares, **changes):
     """A race whose steps took some share of the times of a machine that slows down."""
     one = case(workload, **changes)
     outcomes = [
-        Outcome(one, CONTENDERS[name], "1.0", visits=[Visit(k, 0, [share * s], [s]) for k, s in enumerate(SLOWING)])
+        ContenderTimes(
+            one, CONTENDERS[name], "1.0", visits=[Visit(k, 0, [share * s], [s]) for k, s in enumerate(SLOWING)]
+        )
         for name, share in shares.items()
     ]
     return Raced(one, outcomes)
@@ -242,9 +244,9 @@ def test_cores_that_are_slower_together_make_the_limit_longer_by_as_much(tmp_pat
 
 def test_without_the_baseline_there_is_no_ratio_and_one_round_has_no_interval(tmp_path):
     one = case()
-    once = Outcome(one, CONTENDERS["torchgpipe"], visits=[Visit(0, 0, [1.0], [1.0])])
-    absent = Outcome(one, CONTENDERS["torchgpipe"], status="skipped", reason="not installed")
-    engine = Outcome(one, CONTENDERS["engine-scheduled"], visits=once.visits)
+    once = ContenderTimes(one, CONTENDERS["torchgpipe"], visits=[Visit(0, 0, [1.0], [1.0])])
+    absent = ContenderTimes(one, CONTENDERS["torchgpipe"], status="skipped", reason="not installed")
+    engine = ContenderTimes(one, CONTENDERS["engine-scheduled"], visits=once.visits)
     rows = rows_of(tmp_path, Raced(one, [engine, absent]))
     assert rows["cells", "engine-scheduled"].ratio is None
     assert (rows["cells", "torchgpipe"].status, rows["cells", "torchgpipe"].step_time_ms) == ("skipped", None)

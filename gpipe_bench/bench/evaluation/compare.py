@@ -27,10 +27,10 @@ from gpipe_bench.bench.evaluation.statistics import (
     repeats_needed,
     shift,
 )
-from gpipe_bench.models.arguments import nearest
 from gpipe_bench.results.intervals import Interval
 from gpipe_bench.results.peer_rows import TINY, PeerRow
 from gpipe_bench.results.rows import Record, Row
+from gpipe_bench.util.nearest import nearest
 
 AnyRow = Row | PeerRow
 

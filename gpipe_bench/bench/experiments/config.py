@@ -20,7 +20,7 @@ from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.arguments import nearest
+from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.yaml_text import read_yaml_file
 
 DeviceChoice = Annotated[

@@ -15,8 +15,8 @@ from gpipe_bench.bench.published.values import published_rows
 from gpipe_bench.bench.running.simulated import device_records, simulation_facts
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError, OutOfMemory
-from gpipe_bench.models.arguments import nearest
 from gpipe_bench.results.configurations import digest
+from gpipe_bench.util.nearest import nearest
 
 if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row

@@ -13,8 +13,8 @@ from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.arguments import nearest
 from gpipe_bench.util.files import json_text
+from gpipe_bench.util.nearest import nearest
 
 Cell = MeasuredCell | SimulatedCell | EmulatedCell
 CellT = TypeVar("CellT", MeasuredCell, SimulatedCell, EmulatedCell)

@@ -29,8 +29,8 @@ from gpipe_bench.bench.spec.settings import (
     Warmup,
 )
 from gpipe_bench.components import Components
-from gpipe_bench.models.arguments import nearest
 from gpipe_bench.schedules.table import shared_places
+from gpipe_bench.util.nearest import nearest
 
 RAW_PATTERN: Final = "results/raw/{cell}.json"
 """Where the raw results of a cell lie, one per repeat, whatever experiments asked for it."""

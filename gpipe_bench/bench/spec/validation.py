@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.arguments import nearest
+from gpipe_bench.util.nearest import nearest
 
 Path = tuple[str, ...]
 SectionT = TypeVar("SectionT", bound=Section)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gpipe_bench.bench.spec.settings import each_valid
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.models.arguments import nearest
+from gpipe_bench.util.nearest import nearest
 
 _SETS: Final = {
     "published": PUBLISHED,

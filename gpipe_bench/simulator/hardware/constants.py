@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpipe_bench.models.arguments import nearest
+from gpipe_bench.util.nearest import nearest
 
 Unit = Literal["us", "ns", "share", "G/s", "count", "times"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.arguments import nearest
+from gpipe_bench.util.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)
