@@ -19,7 +19,7 @@ TASK_ROW: Final = Struct("4q3i2b0q")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TimedTask:
     """A task as a host thread issued it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Busy(NamedTuple):
     occupied_ns: int
 
 
-class Tasks(Sequence[Task]):
+class Tasks(Sequence[TimedTask]):
     """Tasks in the order in which host threads issued them, made when somebody asks for them.
 
     Args:
@@ -76,10 +76,10 @@ class Tasks(Sequence[Task]):
     def __len__(self) -> int:
         return self.last - self.first
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[TimedTask]:
         for row in self.clock.rows(self.first, self.last):
             issue, start, end, nbytes, i, j, device, kind, aside = row
-            yield Task(KINDS[kind], i, j, device, "copy" if aside else "compute", issue, start, end, nbytes)
+            yield TimedTask(KINDS[kind], i, j, device, "copy" if aside else "compute", issue, start, end, nbytes)
 
     def __getitem__(self, index: Any) -> Any:
         return [*self][index]
