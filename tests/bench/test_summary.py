@@ -149,7 +149,12 @@ def test_a_failed_run_joins_the_machines_that_ran_its_setting():
 
 
 def test_the_files_of_an_experiment(tmp_path):
-    names = ["results/ablation.csv", "results/ablation_events.csv", "figures/ablation.svg", "figures/timeline_x.pdf"]
+    names = [
+        "results/ablation.csv",
+        "results/ablation_events.csv",
+        "figures/ablation.svg",
+        "figures/ablation_timelines_simulated.pdf",
+    ]
     names += ["results/traces/ablation/baseline.json"]
     for name in [*names, "figures/speed.svg", "results/speed.csv", "results/traces/speed/a.json"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
