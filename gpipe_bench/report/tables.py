@@ -29,7 +29,7 @@ _HIDDEN: Final = (
 )
 """Columns that the provenance has, or the file alone."""
 
-_LINES_AT_MOST: Final = 300
+_LINES_AT_MOST: Final = 40
 _SMALL: Final = 1e-3
 _LONG: Final = 30
 _LONGEST: Final = 90

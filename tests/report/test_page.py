@@ -25,7 +25,7 @@ from tests.figures.synthetic import cpu_ways
 
 ROOT = Path(__file__).resolve().parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-MOST_BYTES = 4_000_000
+MOST_BYTES = 3_000_000
 
 
 class Parsed(HTMLParser):
