@@ -140,6 +140,8 @@ def test_a_message_that_differs_from_that_of_the_last_step_is_described(values):
             assert there.requires_grad == value.requires_grad
 
 
+# PyTorch 2.14.1 says so of every tensor that it loads.
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 def test_a_tensor_that_came_can_be_saved(tmp_path):
     (_, there), _ = Ends().handed_on(torch.ones(3, dtype=torch.float64))
     torch.save(there, tmp_path / "there.pt")
