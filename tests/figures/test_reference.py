@@ -27,6 +27,9 @@ MACHINE = "measured/1x-nvidia-h100-80gb-hbm3"
 PRINTED = [words for text in PAGES.values() for words in commands(text) if words[:2] == ["gpipe-bench", "figure"]]
 
 
+pytestmark = pytest.mark.timeout(600)  # all figures are drawn, in a minute on an idle machine
+
+
 @pytest.fixture(scope="module")
 def redrawn(tmp_path_factory):
     out = tmp_path_factory.mktemp("redrawn")
