@@ -75,7 +75,7 @@ class News:
             error: what this process has noticed.
 
         Returns:
-            What has been told as the cause; or which process tells nothing, in the chain of those that wait.
+            The cause that another process told. If none did, the silent process at the end of the chain of waits.
         """
         if error.silent:
             self.tell(_WAITS + " ".join(map(str, ranks)))

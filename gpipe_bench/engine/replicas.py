@@ -67,7 +67,7 @@ def check_layers(layers: nn.Module, *, whole: bool) -> None:
     """
     if whole or not (dist.is_available() and dist.is_initialized()):
         return
-    # Its import takes a second, and whoever has such a layer has done it.
+    # Importing it takes a second. A program with such a layer has imported it already.
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     kinds = (DistributedDataParallel, *((fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp else ()))
     for name, layer in layers.named_modules():

@@ -58,7 +58,7 @@ class ScheduleCell:
 
     Attributes:
         row: that row.
-        memory_gib: peak of what the allocator held on the fullest device.
+        memory_gib: peak reserved memory of the fullest device.
     """
 
     row: Row

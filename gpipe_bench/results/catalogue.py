@@ -93,7 +93,7 @@ def reference_figures(folder: Path = REFERENCE) -> list[DrawnFigure]:
 
 
 def figures_of(table: Path, evidence: str, *, published: bool = True) -> list[DrawnFigure]:
-    """The figures of what a table has of one kind of evidence; named like it, or like a part of its name.
+    """The figures of a table's rows of one kind of evidence. Their names begin like that of the table.
 
     Args:
         table: its path.

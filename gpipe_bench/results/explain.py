@@ -242,7 +242,7 @@ def _scaled(durations: Durations, factor: float) -> Durations:
 
 
 def _cut(parts: Sequence[Durations], n: int) -> list[Durations]:
-    """The durations of n partitions that hold equal shares of what these hold."""
+    """The durations after the model is cut anew into n partitions of equal size."""
     size = len(parts) / n
     found = []
     for j in range(n):

@@ -27,7 +27,7 @@ from gpipe_bench.simulator.workloads.law import part_ns
 # A departure from what a profile assumes counts as little as this share of an error.
 _PRIOR: Final = 0.01
 _SLOW: Final = log(1000)
-# A constant is told by a time that changes by a tenth of what the constant does.
+# A time determines a constant if it changes by at least a tenth of the constant's relative change.
 _TOLD: Final = 0.1
 
 
