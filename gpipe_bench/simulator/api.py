@@ -220,7 +220,7 @@ def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Ten
 
 
 def _host_ns(workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
-    """Host time of a step: of the busiest thread, or of all threads where they share a lock, plus that of loss and update."""
+    """Host time of a step: the busiest thread, or all threads where they share a lock; then loss and update."""
     threads, others = _launches(workload, settings)
     locked = sum(threads.values()) * machine.lock_permille // 1000 if len(threads) > 1 else 0
     return machine.launch_ns * (max(locked, *threads.values()) + others)
