@@ -12,7 +12,7 @@ CHECKS ?=
 # Folder that `make gpu` writes rows and traces to.
 OUT ?= results/gpu
 # What `make reference` runs: all but the check against the rows that it is to replace.
-EXPERIMENTS := ablation speed memory sweep advice timeline transparency
+EXPERIMENTS := ablation speed memory sweep schedules advice timeline transparency
 # What `make setup` installs: workflow, models (workflow and published networks) or dev (all of it and the checks).
 LAYER ?= models
 # The Python that .venv is made with; empty: the first suitable one in PATH.
