@@ -151,27 +151,6 @@ def emulated_peers_table(folder: Path) -> str:
     return markdown(["run", "variant", *packages], lines)
 
 
-def cpu_table(folder: Path) -> str:
-    """A line per way to run the race's U-Net on the CPU of :data:`MACHINE`, without checkpoints, fastest first."""
-    rows = [row for row in races(folder) if (row["workload"], row["checkpoint"]) == ("unet", "never")]
-    rows.sort(key=lambda row: -float(row["throughput_samples_per_s"]))
-    lines = [
-        (f"`{row['contender']}`", row["package"], row["processes"], row["threads"],
-         f"{float(row['throughput_samples_per_s']):.1f}", _ratio(row), f"{float(row['peak_live_mib']):.0f}")
-        for row in rows
-    ]  # fmt: skip
-    header = [
-        "run as",
-        "package",
-        "processes",
-        "threads per operator",
-        "samples/s",
-        "over `loop` (95 % interval)",
-        "MiB",
-    ]
-    return markdown(header, lines)
-
-
 def gpu_table(folder: Path) -> str:
     """A line per published variant: throughput and memory on the GPU of :data:`GPU`, with their range over repeats."""
     rows = [row for row in _read(folder / "measured" / GPU / "ablation.csv") if row["status"] == "ok"]
@@ -230,7 +209,6 @@ def _raced(table: Callable[[Sequence[Record]], str]) -> Callable[[Path], str]:
 TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "summary": summary_table,
     "gpu": gpu_table,
-    "cpu": cpu_table,
     "errors": _predicted(errors_table),
     "measured-steps": steps_table,
     "ablation": _predicted(cells_table("ablation")),

@@ -119,6 +119,7 @@ def test_the_answer_has_a_line_per_evidence_and_autograd_engine(text):
 
 def test_the_answer_of_a_cpu_is_the_ways_to_run():
     (table,) = answers(cpu_ways())
+    assert "the plain module with all cores in each operator is faster" in table.title
     assert table.header[2:4] == ["plain loop", "micro-batch loop"]
     (line,) = table.lines
     assert line[table.header.index("1f1b")].text.startswith("180 samples/s\n1.80\u00d7 [")
