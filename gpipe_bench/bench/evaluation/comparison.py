@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.results.labels import autograd_words
 from gpipe_bench.results.outcomes import THROUGHPUT, Group
 from gpipe_bench.results.shapley import Share
 from gpipe_bench.util.console import Column, Grid
@@ -26,7 +27,8 @@ def comparison_table(group: Group, other: Group) -> Grid:
     """
     kinds = (other.head.evidence, group.head.evidence, "error" if other.head.evidence == "published" else "differs")
     columns = [Column(f"{name}\n{kind}") for name, _ in _METRICS.values() for kind in kinds]
-    title = f"{group.head.evidence} on {group.head.profile}, against the {other.head.evidence} values"
+    engine = f" ({autograd_words(other.head)})" if other.head.flavour else ""
+    title = f"{group.head.evidence} on {group.head.profile}, against the {other.head.evidence} values{engine}"
     table = Grid([Column("variant", text=True), *columns], title)
     variant: str
     for variant in PUBLISHED:
@@ -56,7 +58,8 @@ def shares_table(group: Group, scale: float = 1.0, unit: str = "GiB") -> Grid | 
         return None
     names = ("samples/s\n[least, most]", f"memory {unit}\n[least, most]")
     columns = [Column("component", text=True), *map(Column, names)]
-    table = Grid(columns, f"share of each component, {group.head.evidence} (Shapley)")
+    engine = f", {autograd_words(group.head)}" if group.head.flavour else ""
+    table = Grid(columns, f"share of each component, {group.head.evidence}{engine} (Shapley)")
     for name, share in speed.items():
         table.add(name, _range(share), _range(size[name]) if size else "")
     return table
