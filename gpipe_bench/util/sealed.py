@@ -1,7 +1,4 @@
-"""Text and bytes with a digest of themselves: damage on disk is found before use, down to one changed digit.
-
-Caches and finished parts of a job are stored like this. A damaged one is made anew.
-"""
+"""Bytes with a digest of themselves, as caches are stored: a damaged one is made anew."""
 
 from __future__ import annotations
 
@@ -11,17 +8,6 @@ from pathlib import Path
 from typing import Final
 
 _DIGITS: Final = 32
-
-
-def seal(text: str) -> str:
-    """The text behind its digest and a space."""
-    return f"{_digest(_bytes(text))} {text}"
-
-
-def unseal(sealed: str) -> str | None:
-    """The text that :func:`seal` was given; None if it or its digest has changed since."""
-    digest, text = sealed[:_DIGITS], sealed[_DIGITS + 1 :]
-    return text if sealed[_DIGITS : _DIGITS + 1] == " " and digest == _digest(_bytes(text)) else None
 
 
 def write_sealed(path: Path, content: bytes) -> None:
@@ -51,7 +37,3 @@ def read_sealed(path: Path) -> bytes | None:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:_DIGITS]
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
