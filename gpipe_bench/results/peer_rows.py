@@ -11,12 +11,8 @@ from gpipe_bench.results.schema import TABLES
 TINY: Final = ("cells", "combinations")
 """Workloads of tiny layers: host time counts, throughput means nothing."""
 
-KEYS: Final = ("evidence", "workload", "partitions", "chunks", "checkpoint", "variant", "contender")
 STEP_COLUMNS: Final = TABLES["peers-steps"].columns
 """A record per timed step: its round, the place of its contender in the order of that round, and its number there."""
-
-RATIO_COLUMNS: Final = TABLES["peers-ratios"].columns
-"""A record per contender and baseline: its step time over the baseline's, paired by round, 95 % bootstrap interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

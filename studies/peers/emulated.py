@@ -207,8 +207,8 @@ def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
         return GPipe(model.to_empty(device=places[0]), list(case.balance), components=components, **options)
     from studies.peers.virtual_streams import on_virtual_devices
 
-    on_virtual_devices(case.contender)
     home, name = ("torchgpipe", "GPipe") if case.contender == "torchgpipe" else ("fairscale.nn.pipe", "Pipe")
+    on_virtual_devices(home)
     modules: list[Any] = [importlib.import_module(f"{home}{part}") for part in ("", ".pipeline", ".skip")]
     package, pipeline, skip = modules
     layers = translated(model, skip) if components.portals else carried(model)

@@ -12,6 +12,9 @@ from gpipe_bench.bench.spec.settings import Balance, BatchSize, Chunks, Model, M
 from gpipe_bench.bench.spec.settings import cut_problems as cut
 from gpipe_bench.bench.spec.validation import validated
 
+MODELS = ("amoebanet-d", "unet")
+"""What is trained."""
+
 IMAGES = 1797
 """Digits that scikit-learn ships."""
 
