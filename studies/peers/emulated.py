@@ -23,9 +23,8 @@ from typing import Any, Final
 
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.bench.running.simulated import simulation_facts
-from gpipe_bench.bench.storage.tables import configurations_beside
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.results.configurations import canonical, digest
+from gpipe_bench.results.configurations import canonical, configurations_beside, digest
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import csv_text
 from gpipe_bench.simulator.published.settings import published_settings

@@ -9,8 +9,17 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import BatchSize, ChunkCounts, Chunks, Count, Modes, Partitions, Section, Seed
+from gpipe_bench.bench.spec.settings import (
+    BatchSize,
+    ChunkCounts,
+    Chunks,
+    Count,
+    Modes,
+    Partitions,
+    Problem,
+    Section,
+    Seed,
+)
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count

@@ -12,12 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from gpipe_bench.bench.storage.tables import companion_path, configurations_beside
 from gpipe_bench.components import Components
-from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.configurations import configurations_beside, digest
 from gpipe_bench.results.intervals import Interval, median_interval
 from gpipe_bench.results.peer_rows import STEP_COLUMNS, PeerRow
-from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.tables import companion_path, csv_text
 from gpipe_bench.util.files import write_files
 from studies.peers.race import ContenderTimes, Raced
 

@@ -7,8 +7,17 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import Balance, BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Threads
+from gpipe_bench.bench.spec.settings import (
+    Balance,
+    BatchSize,
+    Chunks,
+    Model,
+    ModelArgs,
+    Partitions,
+    Problem,
+    Section,
+    Threads,
+)
 from gpipe_bench.bench.spec.settings import cut_problems as cut
 from gpipe_bench.bench.spec.validation import validated
 

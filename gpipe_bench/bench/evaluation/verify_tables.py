@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.evaluation.verify import Check, Tolerance, lacking, origin_of
-from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
-from gpipe_bench.results.tables import plain_records, read_table
+from gpipe_bench.results.tables import companion_path, plain_records, read_table
 from gpipe_bench.results.transparency_rows import GROUP
 
 if TYPE_CHECKING:

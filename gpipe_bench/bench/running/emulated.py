@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpipe_bench.bench.running.simulated import simulation_facts, step_result
+from gpipe_bench.bench.running.simulated import simulated_balance, simulation_facts, step_result
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.storage.raw import RawResult, cell_row
 from gpipe_bench.models.table import parse_arguments
@@ -60,7 +60,6 @@ def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawRe
 
 def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -> list[RawResult]:
     # Here and not above: these load PyTorch.
-    from gpipe_bench.bench.running.layer_costs import simulated_balance
     from gpipe_bench.emulator.emulate import emulate, prepare
     from gpipe_bench.simulator import Model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.util.sealed import read_sealed, write_sealed
+from gpipe_bench.util.cache import read_sealed, write_sealed
 
 CONTENT = b"\x80\x05 123456789 \n\xff"
 
