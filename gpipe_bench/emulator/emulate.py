@@ -214,7 +214,6 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
 
 
 def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Sequence[int]) -> list[Emulation]:
-    """The steps after the first."""
     marks = [place for place, row in enumerate(replayed.trace.rows) if row.kind == _MARK]
     issued = issued_rows(replayed)
     found = []

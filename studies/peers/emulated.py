@@ -141,7 +141,6 @@ def _values(case: EmulatedCase) -> list[dict[str, Any]]:
 
 
 def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
-    """The values of the rows."""
     # Here and not above: a process has virtual devices from here on.
     from gpipe_bench.emulator.handovers import seen
     from gpipe_bench.emulator.replay.run import replay

@@ -89,7 +89,6 @@ def _panels(rows: pd.DataFrame, width_in: float) -> Rows:
 
 
 def _versions(rows: pd.DataFrame) -> str:
-    """The other packages of a race with their versions."""
     peers = rows[rows["package"].isin(["torchgpipe", "fairscale"])].groupby("package", sort=False)["package_version"]
     return ", ".join(f"{name} {version or '-'}" for name, version in peers.last().items())
 

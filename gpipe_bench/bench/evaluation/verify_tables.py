@@ -117,7 +117,6 @@ def _held_to(reference: Iterable[Check], own: Iterable[Check]) -> Iterator[Check
 
 
 def _claims(path: Path) -> dict[str, list[Check]]:
-    """The checks of a table of claims, by model."""
     table = read_table(path, _CLAIMS, key=_CLAIM)
     table["largest"] = table[_ENDS].abs().max(axis=1)
     if len(blank := table[table["largest"].isna()]):

@@ -51,7 +51,6 @@ def emulate_cells(
 
 
 def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawResult:
-    """The row of a cell that cannot be emulated here."""
     known = {"device": f"cuda {cell.hardware_device}", "device_count": cell.schedule_devices, "profile": cell.hardware}
     known |= {"status": "skipped", "reason": reason, "balance": "-".join(map(str, cell.balance))}
     row = cell_row(cell, 0, **known, **facts)

@@ -83,7 +83,6 @@ def _measure(results: Connection, caller: int, cell: MeasuredCell, repeat: int, 
 
 
 def _death(status: int) -> str:
-    """Why a process ended that left no result."""
     if status >= 0:
         return f"process ended with status {status} before it had measured; its log says more"
     names = {number.value: number.name for number in signal.Signals}
