@@ -100,6 +100,7 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
         **cell.arguments(),
         balance=balance,
+        devices=[cell.places[device] for device in cell.homes()],
         profile=hardware,
         precision=cell.precision,
         masters=cell.masters,
@@ -125,7 +126,7 @@ def step_result(
     """
     layers = [0] * cell.schedule_devices
     for device, count in zip(cell.homes(), balance, strict=True):
-        layers[device] += count
+        layers[cell.places[device]] += count
     row = step.row(config_sha256=cell.config_sha256, cell=cell.id, **columns)
     times = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
     steps = [{"step": 0, **times}] if step.step_time_ms is not None else []
