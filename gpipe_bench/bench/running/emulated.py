@@ -51,7 +51,7 @@ def emulate_cells(
 
 
 def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawResult:
-    known = {"device": f"cuda {cell.hardware_device}", "device_count": cell.schedule_devices, "profile": cell.hardware}
+    known = {"device": f"cuda {cell.hardware_device}", "device_count": len({*cell.places}), "profile": cell.hardware}
     known |= {"status": "skipped", "reason": reason, "balance": "-".join(map(str, cell.balance))}
     row = cell_row(cell, 0, **known, **facts)
     return RawResult(cell.id, row, configuration=cell.configuration)
@@ -69,6 +69,7 @@ def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
         **cell.arguments(),
         balance=balance,
+        devices=cell.places,
         profile=cell.profile,
         steps=cell.steps,
         host_time=cell.host_time,

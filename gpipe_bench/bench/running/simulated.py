@@ -100,6 +100,7 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
         **cell.arguments(),
         balance=balance,
+        devices=[cell.places[device] for device in cell.homes()],
         profile=hardware,
         precision=cell.precision,
         masters=cell.masters,
@@ -120,24 +121,31 @@ def simulated_balance(cell: SimulatedCell) -> list[int]:
     """
     from gpipe_bench.balance import split_min_max
 
+    network, hardware = (cell.model, cell.model_args), (cell.profile, cell.tf32)
     batch = cell.batch_size, cell.chunks
-    times = _layer_times(cell.model, cell.model_args, cell.profile, batch, cell.checkpoint, precision=cell.precision)
+    times = _layer_times(network, hardware, batch, cell.checkpoint, precision=cell.precision)
     return split_min_max(times, cell.partitions)
 
 
 @lru_cache(maxsize=256)
 def _layer_times(
-    model: str, model_args: str, profile: str, batch: tuple[int, int], checkpoint: str, *, precision: str
+    network: tuple[str, str],
+    hardware: tuple[str, bool | None],
+    batch: tuple[int, int],
+    checkpoint: str,
+    *,
+    precision: str,
 ) -> tuple[float, ...]:
     """Times of layers, kept for cells that share them."""
     from gpipe_bench.balance import layer_simulated_times
     from gpipe_bench.simulator import Model
+    from gpipe_bench.simulator.hardware.profile import load_profile
 
-    size, chunks = batch
-    known = Model(model, parse_arguments(model, model_args))
+    (model, model_args), (profile, tf32), (size, chunks) = network, hardware, batch
+    known, devices = Model(model, parse_arguments(model, model_args)), load_profile(profile).with_tf32(tf32)
     return tuple(
         layer_simulated_times(
-            known, profile=profile, batch_size=size, chunks=chunks, checkpoint=checkpoint, precision=precision
+            known, profile=devices, batch_size=size, chunks=chunks, checkpoint=checkpoint, precision=precision
         )
     )
 
@@ -156,7 +164,7 @@ def step_result(
     """
     layers = [0] * cell.schedule_devices
     for device, count in zip(cell.homes(), balance, strict=True):
-        layers[device] += count
+        layers[cell.places[device]] += count
     row = step.row(config_sha256=cell.config_sha256, cell=cell.id, **columns)
     times = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
     steps = [{"step": 0, **times}] if step.step_time_ms is not None else []
