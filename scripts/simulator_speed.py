@@ -112,7 +112,6 @@ def _of_model(model: Model, n: int, m: int, cache: str) -> float:
 
 
 def _page(machine: str) -> Iterator[str]:
-    """The page, piece by piece."""
     yield _HEAD.format(machine=f"{machine}, Python {platform.python_version()}")
     cold, warm = _predictions()
     yield f"| predictions of all published tables, nothing stored | 8 | {cold:.1f} |\n"

@@ -44,7 +44,7 @@ _COMMANDS: Final = {
     "balance": ("balance.balance", _HIDDEN),
     "predictions": ("predictions.predictions", _HIDDEN),
     "datapackage": ("datapackage.app", _HIDDEN),
-    "simulate-published": ("simulations.simulate_published", _HIDDEN),
+    "simulate-published": ("results.simulate_published", _HIDDEN),
     "collect": ("results.collect", _HIDDEN),
     "published": ("results.published", _HIDDEN),
     "trace": ("results.trace", _HIDDEN),

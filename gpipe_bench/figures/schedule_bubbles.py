@@ -109,7 +109,7 @@ def _kind(row: Row) -> str:
 
 
 def _devices(row: Row) -> int:
-    return len(_schedule(row).devices)
+    return device_count(row.schedule, row.partitions or 1)
 
 
 def _schedule(row: Row) -> Schedule:

@@ -32,8 +32,8 @@ def labelled(rows: Sequence[Row]) -> list[Row]:
 
 
 def autograd_words(row: Row) -> str:
-    """Whose autograd engine a simulation is of."""
-    return f"autograd of {_AUTOGRAD[row.flavour]}"
+    """Whose autograd engine a simulation is of, after a comma; empty for every other row."""
+    return f", autograd of {_AUTOGRAD[row.flavour]}" if row.flavour else ""
 
 
 def run_as(row: Row) -> str:
