@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,6 +92,7 @@ def _shared(cell: SimulatedCell) -> tuple[str, str, int, float]:
 
 def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool) -> RawResult:
     # Here and not above: the simulator loads PyTorch.
+    from gpipe_bench.bench.running.layer_costs import simulated_balance
     from gpipe_bench.simulator import Model, simulate
 
     balance: Sequence[int] = cell.balance or simulated_balance(cell)
@@ -109,37 +109,6 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
     )
     columns = {"flavour": cell.flavour, "repeat": 0, **facts}
     return step_result(cell, step, balance, columns, timeline=timeline)
-
-
-def simulated_balance(cell: SimulatedCell) -> list[int]:
-    """Layers per partition such that the slowest partition is as fast as it can be on the cell's profile.
-
-    Raises:
-        BalanceError: more partitions than layers.
-        ConfigError: no such model or profile.
-    """
-    from gpipe_bench.balance import split_min_max
-
-    batch = cell.batch_size, cell.chunks
-    times = _layer_times(cell.model, cell.model_args, cell.profile, batch, cell.checkpoint, precision=cell.precision)
-    return split_min_max(times, cell.partitions)
-
-
-@lru_cache(maxsize=256)
-def _layer_times(
-    model: str, model_args: str, profile: str, batch: tuple[int, int], checkpoint: str, *, precision: str
-) -> tuple[float, ...]:
-    """Times of layers, kept for cells that share them."""
-    from gpipe_bench.balance import layer_simulated_times
-    from gpipe_bench.simulator import Model
-
-    size, chunks = batch
-    known = Model(model, parse_arguments(model, model_args))
-    return tuple(
-        layer_simulated_times(
-            known, profile=profile, batch_size=size, chunks=chunks, checkpoint=checkpoint, precision=precision
-        )
-    )
 
 
 def step_result(
