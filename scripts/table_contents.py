@@ -123,19 +123,6 @@ def emulated_peers_table() -> str:
     return markdown(["run", "variant", *packages], lines)
 
 
-def cpu_table() -> str:
-    """A line per way to run the race's U-Net on a CPU, without checkpoints, fastest first."""
-    rows = _read(_RACE)
-    rows = rows[(rows["workload"] == "unet") & (rows["checkpoint"] == "never")]
-    lines = [
-        (f"`{row['contender']}`", row["package"], str(row["processes"]), str(row["threads"]),
-         f"{row[THROUGHPUT]:.1f}", _ratio(row), f"{row['peak_live_mib']:.0f}")
-        for row in plain_records(rows.sort_values(THROUGHPUT, ascending=False, kind="stable"))
-    ]  # fmt: skip
-    over = "over `loop` (95 % interval)"
-    return markdown(["run as", "package", "processes", "threads per operator", "samples/s", over, "MiB"], lines)
-
-
 def gpu_table() -> str:
     """A line per published variant: throughput and memory on a GPU, with their range over repeats."""
     rows, printed = _read(_GPU), _ablation_as_published()
@@ -168,7 +155,6 @@ def steps_table() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "summary": summary_table,
     "gpu": gpu_table,
-    "cpu": cpu_table,
     "errors": errors_table,
     "measured-steps": steps_table,
     "ablation": partial(cells_table, "ablation"),

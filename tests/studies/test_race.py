@@ -306,6 +306,8 @@ def test_the_pins_of_optional_peers_are_said_once_each():
 def test_everybody_looks_different():
     assert set(LOOKS) == set(CONTENDERS)
     assert len({(colour, marker) for colour, _, marker in LOOKS.values()}) == len(LOOKS)
+    # Text is drawn as it is, also that of a marker: "$G$" would be three letters on one another.
+    assert [marker for _, _, marker in LOOKS.values() if str(marker).startswith("$")] == []
 
 
 def test_the_figure_has_the_limit_and_tables_without_networks_or_cells_are_drawn(tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -70,6 +71,14 @@ class Replayed:
     def marks(self) -> list[int]:
         """When all that came before each mark had ended, in nanoseconds."""
         return [self.end_ns[place] for place in _places(self.trace, _MARK)]
+
+    def launches(self, first: int, last: int) -> Counter[int]:
+        """Launches for each device, by rows from ``first`` to before ``last``."""
+        found: Counter[int] = Counter()
+        devices, counts = (_column(self.trace, name)[first:last] for name in ("device", "launches"))
+        for device, count in zip(devices, counts, strict=True):
+            found[device] += count
+        return found
 
 
 def replay(trace: Trace, machine: Machine, *, host_time: bool = True) -> Replayed:
