@@ -91,10 +91,6 @@ def test_the_last_microbatch_saves_a_recomputation(m, schedule):
     assert makespans(m, "except_last", Components(), schedule=schedule) == pytest.approx([bound] * RUNS)
 
 
-def test_a_scheduled_backward_pass_is_that_of_gpipe():
-    assert makespans(4, "always", Components(), backward="scheduled") == pytest.approx([250.6] * RUNS)
-
-
 def test_copies_on_compute_streams_stall_them():
     # A copy there waits for whatever its receiver has been given to do, and holds back what its sender does next.
     bound = 8 * (2 * FORWARD_MS + BACKWARD_MS) + ALONG
