@@ -96,7 +96,7 @@ def hosts():
 def test_the_suite_measures_across_two_hosts(hosts, tmp_path):
     made = cell(schedule="gpipe", transfer="direct", processes=2, hosts=2)
     words = "-m", "gpipe_bench", "run", *in_file(tmp_path, made), "--repeat", "3", "--out", str(tmp_path / "a.json")
-    printed = [process.communicate(timeout=120)[0] for process in hosts.start(*words)]
+    printed = [process.communicate(timeout=240)[0] for process in hosts.start(*words)]
     row = RawResult.read(tmp_path / "a.json").row
     assert (row.status, row.processes, row.hosts, row.device_count, row.repeat) == ("ok", 2, 2, 2, 3), printed
     assert sum("ok: dep-x-ptl repeat 3: " in text for text in printed) == 1
