@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-ENGINE: Final = ("bench", "emulator", "engine", "native", "simulator", "simulator_costs")
+ENGINE: Final = ("bench", "conformance", "emulator", "engine", "models", "native", "simulator", "simulator_costs")
 """About half of the work; the other process has all other folders, and the shorter checks."""
 
 

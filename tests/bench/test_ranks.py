@@ -24,7 +24,7 @@ from tests.project.tree import ROOT
 
 TWO = {"schedule": "gpipe", "transfer": "direct", "processes": 2}
 FOUR_ON_TWO = {"partitions": 4, "balance": "7-7-7-8", **TWO, "processes": 4, "hosts": 2}
-AHEAD_NS = 5_000_000_000
+AHEAD_NS = 1_000_000_000_000
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 

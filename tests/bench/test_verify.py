@@ -100,22 +100,14 @@ def test_wrong_tolerances_are_all_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "must have at least one row, got an empty file"),
         (HEAD, "must have at least one row, got a header alone"),
-        (HEAD + "published,*,*,*,Infinity,\n", "tolerance must be of type float, got 'Infinity'"),
-        (HEAD + "published,*,*,*,1e999,\n", "tolerance must be a finite number, got '1e999'"),
-        (HEAD + "published,*,*,*,0.1", "without a line end after its last line"),
-        (HEAD + "published,*,*,*\n", "line 2: line must have 6 fields, got fewer"),
-        (HEAD + "published,*,*,*,0.1,,x\n", "Expected 6 fields in line 2, saw 7"),
-        (HEAD + "published,*,*,*,\0,\n", "with NUL bytes"),
         (
             HEAD + "published,*,*,*,0.1,\npublished,*,*,*,0.9,\n",
             "line 3: line must differ in against or table or cell or metric from",
         ),
-        (HEAD.replace("cell", "metric"), "columns of .* must differ, got 'metric' twice"),
     ],
 )
-def test_damaged_tolerances_are_refused(tmp_path, text, words):
+def test_tolerances_that_are_not_data_are_refused(tmp_path, text, words):
     path = tmp_path / "t.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
@@ -205,14 +197,6 @@ def test_the_reference_predictions_are_inside_the_tolerances():
     assert sum(found.verdict == "not required" for found in checks) == 1
 
 
-@pytest.mark.parametrize("end", ["nan", "inf", "1e999"])
-def test_a_claim_of_which_one_end_is_no_number_is_refused(tmp_path, end):
-    path = tmp_path / "verdict.csv"
-    path.write_text(CLAIMS + f"unet,float32,batch,accumulated,,,loss,0,{end},0.1\n")
-    with pytest.raises(ConfigError, match="line 2: low must be"):
-        checks_of_claims(path)
-
-
 @pytest.mark.parametrize(
     ("reader", "text", "words"),
     [
@@ -220,11 +204,6 @@ def test_a_claim_of_which_one_end_is_no_number_is_refused(tmp_path, end):
             checks_of_predictions,
             PREDICTIONS + "a,b,c,1,1,0,fitted\na,b,d,1,fast,0,fitted\n",
             "line 3: simulated must be of type float, got 'fast'",
-        ),
-        (
-            checks_of_predictions,
-            PREDICTIONS + "a,b,c,many,1,0,fitted\n",
-            "published must be of type float, got 'many'",
         ),
         (
             checks_of_claims,
@@ -236,8 +215,6 @@ def test_a_claim_of_which_one_end_is_no_number_is_refused(tmp_path, end):
             CLAIMS + "unet,float32,batch,plain,,,loss,,,\n",
             "2 must hold a number in one of .*, got none for loss",
         ),
-        (checks_of_claims, CLAIMS + "unet,float32,batch,plain,,,loss\n", "line 2: line must have 10 fields, got fewer"),
-        (checks_of_claims, CLAIMS, "table must have at least one row, got a header alone"),
     ],
 )
 def test_what_is_no_number_is_named(tmp_path, reader, text, words):
@@ -273,16 +250,6 @@ def test_predictions_are_held_to_those_of_the_reference_too(tmp_path):
 def test_what_follows_from_the_setting_is_compared(column):
     checks = list(checks_of_rows("sweep", table(replace(ROW, **{column: 7})), table(replace(ROW, **{column: 2}))))
     assert [found.metric for found in judge(checks, EVERYTHING) if found.verdict == "OUTSIDE"] == [column]
-
-
-def test_rows_that_stand_twice_are_refused(tmp_path, capsys):
-    path = tmp_path / "speed.csv"
-    lines = (ROOT / "results/reference/simulated/p40/speed.csv").read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines, *lines[2:4]]))
-    with pytest.raises(SystemExit) as ended:
-        main(["verify", str(path), "--out", str(tmp_path / "v.csv")])
-    assert ended.value.code == 2
-    assert f"{path}, line {len(lines) + 1}: line must differ from those above" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["speed", "predictions"])

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.processes import CONTEXT
 
-PATIENCE_S = 60
+PATIENCE_S = 240
 
 
 def run_processes(size: int, folder: Any, job: Callable[..., Any], *arguments: object) -> list[Any]:

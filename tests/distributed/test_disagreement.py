@@ -57,6 +57,8 @@ def made(group, other=1, **changes):
         ({"layers": [each.double() for each in layers()]}, "parameters"),
         ({"layers": with_skip()}, "parameters"),
         ({"schedule": OTHER_ORDER}, "schedule"),
+        ({"schedule": "zb_h1"}, "schedule"),
+        ({"deferred_batch_norm": True}, "deferred_batch_norm"),
         ({"layers": with_buffer()}, "buffers"),
         ({"layers": with_frozen()}, "frozen parameters"),
         ({"layers": [nn.Bilinear(3, 3, 3), *layers(3)]}, "parameters"),

@@ -161,34 +161,6 @@ def test_no_thread_is_left():
     assert not any(thread.is_alive() for thread in left)
 
 
-def made(**changes):
-    """What making a pipeline gives on three ranks, of which the second one makes another one."""
-
-    def job(group):
-        options = {"width": 3, "balance": [1, 1, 1], "schedule": "1f1b", "deferred_batch_norm": False}
-        options |= changes if group.rank() == 1 else {}
-        layers = nn.Sequential(*(nn.Linear(3, options.pop("width")) if j == 1 else nn.Linear(3, 3) for j in range(3)))
-        return Pipe(layers, options.pop("balance"), group=group, **options)
-
-    return run_ranks(3, job)
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"width": 4}, "parameters"),
-        ({"schedule": "zb_h1"}, "schedule"),
-        ({"deferred_batch_norm": True}, "deferred_batch_norm"),
-    ],
-)
-def test_another_model_on_one_rank(changes, name):
-    for result in made(**changes):
-        assert isinstance(result, ValueError)
-        assert f"{name} must be the same in all processes, got" in str(result)
-        assert "on rank 0 and" in str(result)
-        assert "on rank 1;" in str(result)
-
-
 def test_a_device_that_one_rank_does_not_have():
     def job(group):
         layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))

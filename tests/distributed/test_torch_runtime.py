@@ -40,13 +40,27 @@ def train(rank, file, homes):
     return {j: [parameter.grad for parameter in module.parameters()] for j, module in own.items()}
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "interleaved", "zb_v", "dualpipe_v"])
-def test_pytorch_trains_with_a_schedule_that_is_written_here(name, tmp_path):
-    schedule = named_schedule(name, M, 4 if name in TWO_PER_DEVICE else 2, 2)
-    file = tmp_path / "schedule.csv"
-    file.write_text(to_csv(schedule))
-    found = run_processes(2, tmp_path, train, str(file), schedule.placement)
-    assert all(isinstance(one, dict) for one in found), found
+NAMES = ("1f1b", "zb_h1", "interleaved", "zb_v", "dualpipe_v")
+SCHEDULES = {name: named_schedule(name, M, 4 if name in TWO_PER_DEVICE else 2, 2) for name in NAMES}
+
+
+def train_all(rank, folder):
+    return {name: train(rank, f"{folder}/{name}.csv", schedule.placement) for name, schedule in SCHEDULES.items()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What each of two processes gives, for each schedule."""
+    folder = tmp_path_factory.mktemp("schedules")
+    for name, schedule in SCHEDULES.items():
+        (folder / f"{name}.csv").write_text(to_csv(schedule))
+    return run_processes(2, folder, train_all, str(folder))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pytorch_trains_with_a_schedule_that_is_written_here(name, trained):
+    assert all(isinstance(one, dict) for one in trained), trained
+    found, schedule = [one[name] for one in trained], SCHEDULES[name]
     plain = layers(schedule.partitions)
     inputs, target = batch()
     nn.functional.mse_loss(plain(inputs), target).backward()

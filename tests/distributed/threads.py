@@ -161,7 +161,7 @@ def run_ranks(size: int, job: Callable[[ThreadGroup], Any], world: World | None 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert not any(thread.is_alive() for thread in threads), [str(result) for result in results]
     return results
 

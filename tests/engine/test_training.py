@@ -18,7 +18,6 @@ from tests.engine.steps import ALL, DOUBLE, SPLIT, WAYS, mean_loss, samples, sch
 from tests.engine.support import (
     FACTORIAL,
     MODES,
-    SOME,
     Affine,
     Flags,
     Mix,
@@ -137,28 +136,6 @@ def test_every_combination_of_components(components, checkpoint, schedule):
             chunks=3, checkpoint=checkpoint, components=components, transfer=transfer,
         )  # fmt: skip
         assert_same(step(pipe, x, targets(7), called=True), expected)
-
-
-@pytest.mark.parametrize(
-    ("way", "components"), [*product(WAYS[:3:2], SOME), *((way, Components()) for way in WAYS[3:])], ids=label
-)
-def test_a_small_unet(way, components):
-    """The outer skip crosses all boundaries, the inner one those in the middle."""
-    from gpipe_bench.models.unet import unet
-
-    torch.manual_seed(0)
-    plain = unet(depth=2, blocks=1, channels=2, dropout=0.0).double()
-    x, target = samples(5, 3, 8, 8), targets(5)
-    pipe = scheduled(
-        copy.deepcopy(plain),
-        [5, 8, 4, 12],
-        way[0],
-        chunks=3,
-        checkpoint="always",
-        components=components,
-        transfer="host",
-    )
-    assert_same(step(pipe, x, target, called=way[1]), step(plain, x, target))
 
 
 def grid() -> list[tuple[str | None, str, str, int, int]]:

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from gpipe_bench.data import REFERENCE_FOLDER
-from gpipe_bench.figures.base import COLUMN_IN, PAGE_IN, Selection
+from gpipe_bench.figures.base import COLUMN_IN, PAGE_IN
 from gpipe_bench.figures.registry import FIGURES
 from gpipe_bench.figures.runs import Run
 from gpipe_bench.figures.style import FONT_PT, drawing
-from gpipe_bench.results.catalogue import reference_figures
 from tests.figures.synthetic import (
     ablation_row,
     accelerator_ablation,
@@ -25,8 +23,6 @@ from tests.figures.synthetic import (
 )
 
 LONG = "a_very_long_name_of_a_device_or_argument_" * 3
-HIGHEST_IN = 5.0
-REFERENCE = {f"{one.place}/{one.name}": one for one in reference_figures(REFERENCE_FOLDER)}
 
 
 def steps(*runs):
@@ -91,16 +87,6 @@ def test_texts_are_legible(case, texts_of):
     with drawing():
         figure = FIGURES[kind].canvas(data())
         check(figure, texts_of(figure))
-
-
-@pytest.mark.parametrize("name", REFERENCE)
-def test_a_reference_figure_is_legible_and_fits_a_page(name, texts_of):
-    one = REFERENCE[name]
-    kind = FIGURES[one.kind]
-    with drawing():
-        figure = kind.canvas(kind.read(one.table, Selection(one.evidence)))
-        check(figure, texts_of(figure))
-    assert figure.get_figheight() <= HIGHEST_IN
 
 
 @pytest.mark.parametrize("kind", FIGURES)

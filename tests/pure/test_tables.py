@@ -81,6 +81,7 @@ def test_reference_tables_keep_their_limits_and_their_bytes(path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        (b"", "must have at least one row, got an empty file"),
         (b"\xff\xfe\x00", "must be a readable CSV file, got .*codec can't decode"),
         (HEAD + LINE + "\0" * 50, "with NUL bytes"),
         (HEAD + LINE + "measured,ok,8,1", "without a line end after its last line"),

@@ -15,6 +15,7 @@ from gpipe_bench.bench.running.simulation_groups import GROUP_PATTERN
 from gpipe_bench.errors import ConfigError
 from tests.workflow.checkouts import checkout, snakemake_in
 
+pytestmark = pytest.mark.timeout(600)  # the run takes half a minute on an idle machine
 NET = """
 import torch
 from parts import block

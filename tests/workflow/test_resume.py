@@ -20,7 +20,7 @@ import yaml
 from tests.workflow.checkouts import MODEL, checkout, snakemake_in
 
 SWEEP = {"model": "unet", "model_args": MODEL, "partitions": [1, 2], "chunks": [1, 2], "batch_size": 4}
-NAMES = {"first": "p40", "second": "v100", "third": "h100"}
+NAMES = {"first": "p40", "second": "v100"}
 CONFIG = {
     "device": "cpu",
     "sweep": {

@@ -12,6 +12,7 @@ import pytest
 from gpipe_bench.emulator.build import obstacle
 from tests.workflow.checkouts import ROOT, checkout, snakemake_in
 
+pytestmark = pytest.mark.timeout(600)  # the run takes a minute on an idle machine
 ABLATION = ("ablation", "--configfile", "tiny.yaml")
 PUBLISHED = ("baseline", "dep-str-ptl")
 SIMULATED = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
