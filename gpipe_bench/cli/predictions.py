@@ -27,19 +27,21 @@ def predictions(
     the bubbles and throughputs of schedules on A100s, from printed times of a partition. Traces are kept for the next
     time.
     """
+    from gpipe_bench.bench.published.predictions import print_predictions
     from gpipe_bench.simulator import measured
-    from gpipe_bench.simulator.predictions import TABLES, print_predictions
     from gpipe_bench.simulator.published import zero_bubble
+    from gpipe_bench.simulator.published.settings import published_settings
 
     others: dict[str, tuple[str, Callable[[], None]]] = {
         measured.TABLE: ("steps measured on an H200", partial(measured.print_measured, cache)),
         zero_bubble.TABLE: ("schedules on A100s, from printed times of a partition", zero_bubble.print_steps),
     }
-    names = [*TABLES, *others]
+    tables = list(dict.fromkeys(setting.table for setting in published_settings()))
+    names = [*tables, *others]
     for name in table or ():
         if name not in names:
             raise ConfigError([f"--table must be one of {', '.join(names)}, got {name!r}; {nearest(name, names)}"])
-    published = [name for name in table or TABLES if name in TABLES]
+    published = [name for name in table or tables if name in tables]
     if published:
         print_predictions(out, published, cache)
     for name, (title, show) in others.items():

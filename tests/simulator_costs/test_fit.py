@@ -110,4 +110,4 @@ def test_published_rows_and_their_settings():
         row.experiment: published_value(row, "throughput_samples_per_s") for row in rows if row.table == "ablation"
     }
     assert ablation == {"baseline": 30.662, "dep-x-x": 41.306, "dep-str-x": 55.191, "dep-str-ptl": 58.477}
-    assert {row.balance for row in rows if row.table == "ablation"} == {(34, 76, 70, 61)}
+    assert {row.layers for row in rows if row.table == "ablation"} == {(34, 76, 70, 61)}

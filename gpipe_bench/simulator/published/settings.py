@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.data import PUBLISHED_FOLDER
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.table import model_spec, parse_arguments
 from gpipe_bench.results.configurations import canonical
 from gpipe_bench.results.tables import plain_records, read_table
+from gpipe_bench.util.nearest import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
-
-UNCUT: Final = (10**6,)
-"""Layers of a model that was not partitioned: more than it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,19 @@ class Setting:
     Attributes:
         table: benchmark.
         experiment: row.
-        model: its name; ``resnet101`` is in no table of models.
+        model: its name.
         model_args: as ``key=value`` joined by ``;``.
         partitions: n.
         chunks: micro-batches asked for.
         checkpoint: mode.
         batch_size: samples of a mini-batch.
-        balance: layers per partition; one number too large for a model that was not partitioned.
+        balance: layers per partition, joined by ``-``; empty for a model that was not partitioned.
         full_steps: steps of an epoch with a whole mini-batch; 0 where no speed was measured.
         rest_batch_size: samples of the last, smaller mini-batch of an epoch; 0 for none.
         optimizer: its name.
+        profile: the hardware.
+        role: ``fitted`` if constants were fitted to its throughput; ``held_out`` if nobody had seen it while the
+            simulator was made; else ``predicted``.
     """
 
     table: str
@@ -45,19 +48,25 @@ class Setting:
     chunks: int
     checkpoint: str
     batch_size: int
-    balance: tuple[int, ...]
+    balance: str
     full_steps: int
     rest_batch_size: int
     optimizer: str
+    profile: str
+    role: str
 
-    def model_arguments(self) -> dict[str, str]:
-        """Arguments of the model as text."""
-        return dict(pair.split("=", 1) for pair in self.model_args.split(";"))
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers per partition."""
+        if self.balance:
+            return tuple(int(count) for count in self.balance.split("-"))
+        return (model_spec(self.model).layers(parse_arguments(self.model, self.model_args)),)
 
-    def configuration(self, profile: str) -> str:
-        """All that decides its simulation on a hardware profile; see :mod:`gpipe_bench.results.configurations`."""
-        balance = "" if self.balance == UNCUT else "-".join(map(str, self.balance))
-        return canonical({**asdict(self), "balance": balance, "profile": profile, "flavour": "published"})
+    @property
+    def configuration(self) -> str:
+        """All that decides its simulation; see :mod:`gpipe_bench.results.configurations`."""
+        deciding = {name: getattr(self, name) for name in _SETTINGS if name != "role"}
+        return canonical({**deciding, "flavour": "published"})
 
 
 _SETTINGS: Final = tuple(column.name for column in fields(Setting))
@@ -93,11 +102,19 @@ def published_settings() -> tuple[Setting, ...]:
     Raises:
         ConfigError: as :func:`published_tables`.
     """
-    return tuple(Setting(**{**line, "balance": _layers(line["balance"])}) for line in _records()["settings"])
+    return tuple(Setting(**line) for line in _records()["settings"])
 
 
-def _layers(balance: str) -> tuple[int, ...]:
-    return tuple(int(count) for count in balance.split("-")) if balance else UNCUT
+def settings_of(table: str) -> list[Setting]:
+    """The rows of a published table.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
+    known = list(dict.fromkeys(setting.table for setting in published_settings()))
+    if table not in known:
+        raise ConfigError([f"table must be one of {', '.join(known)}, got {table!r}; {nearest(table, known)}"])
+    return [setting for setting in published_settings() if setting.table == table]
 
 
 def published_cells(row: Setting) -> dict[str, float | None]:
