@@ -15,6 +15,7 @@ from gpipe_bench.bench.published.simulations import published_cell, simulate_pub
 from gpipe_bench.bench.running.simulated import simulated_step
 from gpipe_bench.cli import main
 from gpipe_bench.data import PUBLISHED_FOLDER
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.configurations import digest
 from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.hardware.profile import load_profile
@@ -52,13 +53,13 @@ def test_every_published_cell_of_a_row_with_settings_has_one_row(instant):
         cells = [
             (row["table"], row["experiment"], row["metric"])
             for row in csv.DictReader(file)
-            if row["source"].startswith("torchgpipe:benchmarks")
+            if not row["source"].startswith(("torchgpipe:docs", "GPipe:"))
             and row["metric"] in METRICS
             and (row["table"], row["experiment"]) in known
         ]
     found = Counter((one.setting.table, one.setting.experiment, one.metric) for one in predictions(TABLES))
     assert found == Counter(cells)
-    assert len(cells) == 46
+    assert len(cells) == 66
 
 
 def test_cells_that_were_held_out_are_in_no_other_mean():
@@ -176,3 +177,24 @@ def test_a_file_that_cannot_be_written_is_one_line_and_status_2(instant, tmp_pat
 def test_outside_a_checkout_the_commit_stays_empty(tmp_path):
     write([replace(cell(20.0, 21.0), row=replace(ROW, commit="", dirty=None))], tmp_path / "predictions.csv")
     assert (tmp_path / "predictions.csv").read_text().splitlines()[1].endswith(f",predicted,simulated,p40,,,{DIGEST},2")
+
+
+def test_a_utilisation_of_flops_is_the_share_of_the_peak_of_all_devices():
+    """105.141 TFLOP for a sample, two H100s of 989.4 TFLOP/s in bfloat16."""
+    row = replace(ROW, throughput_samples_per_s=2.0)
+    found = METRICS["model_flops_utilization_fraction"](setting("nanotron", "3.57B-pp2-dp4"), row, None)
+    assert found == pytest.approx(2 * 105.141 / (2 * 989.4))
+
+
+def test_work_of_a_sample_is_that_of_nanotron():
+    """Three times the forward pass: products of 4 D^2, 2 T D and 3 D H in each block, and the head."""
+    row, tokens = setting("nanotron", "1.34B-pp2-dp4"), 4096
+    layers, width, hidden, vocabulary = 16, 2048, 8192, 131072
+    block = 2 * tokens * (4 * width**2 + 2 * tokens * width + 3 * width * hidden)
+    work = 3 * (layers * block + 2 * tokens * width * vocabulary)
+    assert row.tflop_per_sample == pytest.approx(work / 1e12, rel=1e-5)
+
+
+def test_a_row_with_a_wrong_setting_is_named():
+    with pytest.raises(ConfigError, match=r"nanotron 1.34B-pp2-dp4: schedule must be one of"):
+        published_cell(replace(setting("nanotron", "1.34B-pp2-dp4"), schedule="1b1f"), 64)

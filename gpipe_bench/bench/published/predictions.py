@@ -21,6 +21,7 @@ from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURAT
 from gpipe_bench.results.rows import SCHEMA_VERSION, Row
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import lines_text
+from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_cells, settings_of
 from gpipe_bench.simulator.workloads.sources import model_of_suite
 from gpipe_bench.util.collection import no_collection
@@ -28,6 +29,7 @@ from gpipe_bench.util.files import write_files
 
 _COLUMNS: Final = TABLES["predictions"].columns
 _COUNTED: Final = "model_memory_gib"
+_ROLES: Final = ("predicted", "held_out", "transferred", "fitted")
 _GIB: Final = 2**30
 _PER_PARAMETER: Final = 3
 """A parameter, its gradient and RMSprop's average."""
@@ -87,15 +89,23 @@ def _activations_gib(setting: Setting, row: Row, cache: Path | None) -> float | 
     return None if row.peak_reserved_gib is None else row.peak_reserved_gib - _model_gib(setting, row, cache)
 
 
+def _model_flops(setting: Setting, row: Row, _: Path | None) -> float | None:
+    if row.throughput_samples_per_s is None or setting.tflop_per_sample is None:
+        return None
+    peak = load_profile(setting.profile).matrix_tflops[setting.precision]
+    return row.throughput_samples_per_s * setting.tflop_per_sample / (setting.partitions * peak)
+
+
 METRICS: Final[Mapping[str, Callable[[Setting, Row, Path | None], float | None]]] = {
     "throughput_samples_per_s": lambda _, row, __: row.throughput_samples_per_s,
     "utilization_fraction": lambda _, row, __: row.utilization_fraction,
     "peak_reserved_gib": lambda _, row, __: row.peak_reserved_gib,
     _COUNTED: _model_gib,
     "activation_memory_gib": _activations_gib,
+    "model_flops_utilization_fraction": _model_flops,
 }
 """What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do. Activations are
-reserved memory without 12 bytes for each parameter."""
+reserved memory without 12 bytes for each parameter; the utilisation of FLOPs is the share of the devices' peak."""
 
 
 def predictions(tables: Sequence[str], cache: Path | None = None) -> Iterator[Prediction]:
@@ -123,15 +133,16 @@ def write(found: Sequence[Prediction], path: Path) -> None:
 
 def summary(found: Sequence[Prediction]) -> str:
     """The mean absolute errors in sentences; a cell without a number is counted, never left out in silence."""
-    roles = {role: [one for one in found if one.setting.role == role] for role in ("predicted", "held_out", "fitted")}
+    roles = {role: [one for one in found if one.setting.role == role] for role in _ROLES}
     counted = [one for one in roles["predicted"] if one.metric != _COUNTED]
     lines = [
         f"predicted: {_mean_error(roles['predicted'])}",
         f"  without model memory, which only counts parameters: {_mean_error(counted)}",
         f"held out until it was predicted: {_mean_error(roles['held_out'])}",
-        *(f"  {table}: {_mean_error(own)}" for table, own in _by_table(roles["held_out"]).items()),
+        f"on other hardware, to which nothing was fitted: {_mean_error(roles['transferred'])}",
         f"fitted: {_mean_error(roles['fitted'])}",
     ]
+    lines += [f"  {table}: {_mean_error(own)}" for table, own in _by_table(found).items()]
     agreed = sum(one.status == "agreed" for one in found)
     if agreed:
         lines.append(f"out of memory, published and simulated alike: {agreed}")
@@ -161,7 +172,7 @@ def _mean_error(found: Iterable[Prediction]) -> str:
     return f"mean absolute error {mean:.2f} % of {len(errors)} cells, largest {100 * max(errors):.1f} %"
 
 
-_LINE: Final = "{:<18}  {:<13}  {:<24}  {:>9}  {:>9}  {:>7}  {}"
+_LINE: Final = "{:<18}  {:<16}  {:<32}  {:>9}  {:>9}  {:>7}  {}"
 
 
 def _line(one: Prediction) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.bench.running.simulated import simulated_columns, simulated_step, simulation_facts, step_result
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.configurations import digest
@@ -45,14 +46,20 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
 
 
 def published_cell(setting: Setting, batch_size: int) -> SimulatedCell:
-    """The cell of a published row, with any number of samples."""
-    names = ("model", "model_args", "chunks", "checkpoint", "optimizer", "profile")
-    cell = SimulatedCell(
+    """The cell of a published row, with any number of samples.
+
+    Raises:
+        ConfigError: a setting is wrong; carries all problems.
+    """
+    names = ("model", "model_args", "chunks", "checkpoint", "optimizer", "precision", "profile", "flavour")
+    given = {
         **{name: getattr(setting, name) for name in names},
-        batch_size=batch_size,
-        balance=setting.layers,
-        variant=setting.experiment if setting.table == "ablation" else PUBLISHED[-1],
-    )
+        "schedule": setting.schedule or None,
+        "batch_size": batch_size,
+        "balance": "-".join(map(str, setting.layers)),
+        "variant": setting.experiment if setting.table == "ablation" else PUBLISHED[-1],
+    }
+    cell = validated(SimulatedCell, given, lambda path: f"{setting.table} {setting.experiment}: {path[0]}")
     exempt = cell.checkpoint != "except_last" or cell.microbatches == cell.chunks
     return cell if exempt else cell.changed(checkpoint="always")
 
@@ -66,7 +73,7 @@ def simulate_published(setting: Setting, facts: Mapping[str, Any], cache: Path |
         cache: folder of stored traces; the user's cache folder by default.
     """
     cell = published_cell(setting, setting.batch_size)
-    step = simulated_step(cell, cell.balance, cache=cache)
+    step = simulated_step(cell, cell.balance, cache=cache, memory=setting.memory)
     result = step_result(cell, step, cell.balance, simulated_columns(cell, facts), timeline=False)
     speed = step.throughput_samples_per_s
     if step.step_time_ms is not None and setting.rest_batch_size:
