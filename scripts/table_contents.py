@@ -28,14 +28,16 @@ _NAMES: Final = {
     "utilization_fraction": "busy",
     "model_memory_gib": "model GiB",
     "activation_memory_gib": "activations GiB",
+    "model_flops_utilization_fraction": "MFU",
 }
 
 Record = Mapping[str, str]
 
 
 def predictions(folder: Path = REFERENCE) -> list[Record]:
-    """Published cells and what the simulator says of them."""
-    return _read(folder / "simulated" / "p40" / "predictions.csv")
+    """Published cells and what the simulator says of them, those of the P40 first."""
+    paths = sorted((folder / "simulated").glob("*/predictions.csv"), key=lambda path: (path.parent.name != "p40", path))
+    return [record for path in paths for record in _read(path)]
 
 
 def cells_table(*tables: str) -> Callable[[Sequence[Record]], str]:
@@ -59,13 +61,13 @@ def cells_table(*tables: str) -> Callable[[Sequence[Record]], str]:
 
 
 def errors_table(records: Sequence[Record]) -> str:
-    """A line per benchmark: cells predicted, mean absolute error, largest error; those held out are apart."""
+    """A line per benchmark: cells predicted, mean absolute error, largest error; other roles are apart."""
     known = [record for record in records if record["error_fraction"]]
     predicted = [record for record in known if record["role"] == "predicted"]
     held_out = [record for record in known if record["role"] == "held_out"]
-    families = {f"`{name}`": [record for record in predicted if record["table"] == name]
-                for name in dict.fromkeys(record["table"] for record in predicted)}  # fmt: skip
+    families = {f"`{name}`": own for name, own in _by_table(predicted).items()}
     families |= {"**all**": predicted, "held out: `resnet101-speed`": held_out}
+    families |= {f"other hardware: `{name}`": own for name, own in _by_table(_transferred(records)).items()}
     lines = []
     for label, own in families.items():
         worst = max(own, key=lambda record: abs(float(record["error_fraction"])))
@@ -73,6 +75,69 @@ def errors_table(records: Sequence[Record]) -> str:
         error = mean(abs(float(record["error_fraction"])) for record in own)
         lines.append([label, str(len(own)), f"{error:.1%}", f"{float(worst['error_fraction']):+.1%} ({where})"])
     return markdown(["benchmark", "predicted cells", "mean absolute error", "largest"], lines)
+
+
+def _transferred(records: Iterable[Record]) -> list[Record]:
+    return [record for record in records if record["role"] == "transferred"]
+
+
+def _by_table(records: Iterable[Record]) -> dict[str, list[Record]]:
+    tables: dict[str, list[Record]] = {}
+    for record in records:
+        tables.setdefault(record["table"], []).append(record)
+    return tables
+
+
+def transferred_table(records: Sequence[Record]) -> str:
+    """A line per published run on hardware to which nothing was fitted."""
+    lines = []
+    for record in _transferred(records):
+        scale, unit = (100, " %") if record["metric"].endswith("_fraction") else (1, "")
+        values = (f"{scale * float(record[kind]):.1f}{unit}" for kind in ("published", "simulated"))
+        name = f"`{record['table']}` `{record['experiment']}`"
+        lines.append([name, _NAMES[record["metric"]], *values, f"{float(record['error_fraction']):+.1%}"])
+    return markdown(["run", "quantity", "published", "simulated", "error"], lines)
+
+
+def stated_errors_table(folder: Path) -> str:
+    """What other simulators say of themselves, and then this one, by family of runs."""
+    lines = [
+        [line["simulator"], line["quantity"], line["workload"], line["hardware"],
+         f"{'< ' if line['statistic'] == 'at most' else ''}{float(line['stated_error_fraction']):.1%}", line["source"]]
+        for line in _read(folder / "published" / "simulators.csv")
+    ]  # fmt: skip
+    known = [record for record in predictions(folder) if record["error_fraction"]]
+    for role, words in _FAMILIES.items():
+        for (hardware, metric), own in _families([record for record in known if record["role"] == role]).items():
+            error = mean(abs(float(record["error_fraction"])) for record in own)
+            lines.append(
+                ["this one", metric, f"{len(own)} cells {words}", hardware, f"{error:.1%}", "the tables above"]
+            )
+    return markdown(["simulator", "quantity", "workload", "hardware", "mean absolute error", "source"], lines)
+
+
+_FAMILIES: Final = {
+    "predicted": "that nothing was fitted to",
+    "held_out": "that were held out",
+    "transferred": "of other packages, none fitted",
+}
+
+
+def _families(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
+    """By hardware and quantity; model memory only counts parameters."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record["metric"] != "model_memory_gib":
+            metric = "memory" if record["metric"].endswith("_gib") else _QUANTITIES[record["metric"]]
+            found.setdefault((record["profile"].upper(), metric), []).append(record)
+    return found
+
+
+_QUANTITIES: Final = {
+    "throughput_samples_per_s": "throughput",
+    "utilization_fraction": "utilisation",
+    "model_flops_utilization_fraction": "throughput, as MFU",
+}
 
 
 def races(folder: Path = REFERENCE, machine: str = MACHINE) -> list[Record]:
@@ -233,6 +298,8 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "cpu": cpu_table,
     "errors": _predicted(errors_table),
     "measured-steps": steps_table,
+    "transferred": _predicted(transferred_table),
+    "stated-errors": stated_errors_table,
     "ablation": _predicted(cells_table("ablation")),
     "speed": _predicted(cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed")),
     "unet-memory": _predicted(cells_table("unet-memory")),
