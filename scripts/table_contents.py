@@ -11,6 +11,7 @@ from typing import Final
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.outcomes import THROUGHPUT
 from gpipe_bench.results.tables import read_text
+from gpipe_bench.schedules import Durations, named_schedule, timing
 from gpipe_bench.simulator.measured import DEVICE_BOUND
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -19,6 +20,8 @@ MACHINE: Final = "2x-amd-epyc"
 """Measured on a CPU: the race of peers."""
 PROCESSES: Final = "2x-intel-xeon-processor-processes"
 """Measured on a CPU: the race of pipelines with a process for each device."""
+SCHEDULES: Final = "2x-intel-xeon-processor"
+"""Measured on a CPU: schedules."""
 GPU: Final = "1x-nvidia-h100-80gb-hbm3"
 """Measured on a GPU: the ablation."""
 
@@ -138,6 +141,31 @@ _QUANTITIES: Final = {
     "utilization_fraction": "utilisation",
     "model_flops_utilization_fraction": "throughput, as MFU",
 }
+
+
+def measured_schedules_table(folder: Path) -> str:
+    """A line per schedule that was measured on two cores, in one process and in two, the fastest in one first."""
+    rows = _read(folder / "measured" / SCHEDULES / "schedules.csv")
+    found: dict[str, dict[str, list[Record]]] = {}
+    for row in rows:
+        found.setdefault(row["schedule"], {}).setdefault(row["processes"], []).append(row)
+    lines = []
+    for name, own in found.items():
+        head = own["1"][0]
+        step = named_schedule(name, int(head["chunks"]), int(head["partitions"]), 2)
+        speeds = [[float(row[THROUGHPUT]) for row in own[count]] for count in ("1", "2")]
+        idle = [mean(map(_idle, own[count])) for count in ("1", "2")]
+        memory = 1024 * float(head["peak_allocated_gib"])
+        shares = (f"{share:.0%}" for share in (timing(step, Durations(1, 1, 1)).bubble, *idle))
+        lines.append([f"`{name}`", *map(_range, speeds), *shares, f"{memory:.0f}"])
+    lines.sort(key=lambda line: -float(line[1].split()[0]))
+    kinds = ("one process", "two processes")
+    header = [*(f"samples/s, {kind}" for kind in kinds), "idle by formula", *(f"idle, {kind}" for kind in kinds)]
+    return markdown(["schedule", *header, "MiB of tensors"], lines)
+
+
+def _idle(row: Record) -> float:
+    return sum(float(row[f"{name}_fraction"]) for name in ("bubble", "imbalance", "copy"))
 
 
 def races(folder: Path = REFERENCE, machine: str = MACHINE) -> list[Record]:
@@ -304,6 +332,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "speed": _predicted(cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed")),
     "unet-memory": _predicted(cells_table("unet-memory")),
     "amoebanet-d-memory": _predicted(cells_table("amoebanet-d-memory")),
+    "schedules-measured": measured_schedules_table,
     "peers": _raced(peers_table),
     "peers-host": _raced(host_table),
     "peers-processes": lambda folder: peers_table(races(folder, PROCESSES)),
