@@ -327,7 +327,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "errors": _predicted(errors_table),
     "measured-steps": steps_table,
     "transferred": _predicted(transferred_table),
-    "stated-errors": stated_errors_table,
+    "other-simulators": stated_errors_table,
     "ablation": _predicted(cells_table("ablation")),
     "speed": _predicted(cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed")),
     "unet-memory": _predicted(cells_table("unet-memory")),
