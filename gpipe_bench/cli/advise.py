@@ -99,6 +99,8 @@ def _print(advice: Advice) -> None:
         style="bold",
         soft_wrap=True,
     )
+    if best.bound_by_host:
+        console.print("bound by the host: its launches take as long as the step\n")
     if other := advice.runner_up:
         ratio = (row.throughput_samples_per_s or 0.0) / (other.row.throughput_samples_per_s or 1.0)
         console.print(

@@ -26,7 +26,12 @@ SectionT = TypeVar("SectionT", bound=Section)
 _PLAIN: Final = (bool, int, float)
 
 CellFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Take cells from a JSON file: the settings of each by its name.")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Take cells from a JSON file, the settings of each by its name; or, with --profile, those that a table of "
+        "measured configurations has, a CSV file.",
+    ),
 ]
 Only = Annotated[
     str, typer.Option(metavar="NAME", help="Names of cells in that file, joined by ','.  [default: all of this kind]")
@@ -101,10 +106,10 @@ def from_file(kind: type[CellT], file: Path, only: str, given: Mapping[str, Any]
     Raises:
         ConfigError: the file, a cell or a name is wrong, or options name settings, too; carries all problems.
     """
-    if given:
-        names = ", ".join(option_name((name,)) for name in given)
+    if wrong := given.keys() - {"profile"}:
+        names = ", ".join(option_name((name,)) for name in sorted(wrong))
         raise ConfigError([f"options of a cell must be left out with --cells, got {names}; leave one of both out"])
-    return read_cells(file, kind, names_in(only))
+    return read_cells(file, kind, names_in(only), given.get("profile", ""))
 
 
 def names_in(text: str) -> list[str]:

@@ -46,7 +46,7 @@ _RACES: Final = 20
 _CUDA: Final = re.compile(r"CUDA|NVIDIA|_cuda_|type cuda")
 
 
-@with_settings(EmulatedCell, start={"profile": "h100 for a script, else p40"}, without=("evidence",))
+@with_settings(EmulatedCell, start={"profile": "h100 for a script, else p40"}, without=("evidence", "devices"))
 def emulate(
     script: Annotated[
         Path | None,
@@ -59,7 +59,9 @@ def emulate(
     only: Only = "",
     timelines: Timelines = "",
     out: RawOut = None,
-    devices: Annotated[int, typer.Option(min=1, max=16, help="Virtual devices that the script finds.")] = 4,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=16, help="Devices that a script finds, or partitions share.  [default: 4]")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
     races: Annotated[bool, typer.Option("--races", help="In a script, list accesses to memory in no order.")] = False,
 ) -> None:
@@ -73,11 +75,12 @@ def emulate(
     if script is None and cells is not None:
         _emulate_cells(from_file(EmulatedCell, cells, only, given), names_in(timelines), needed_out(out))
     elif script is None:
-        _emulate_cell(from_options(EmulatedCell, given), trace, out)
+        shared = {"devices": devices} if devices else {}
+        _emulate_cell(from_options(EmulatedCell, {**given, **shared}), trace, out)
     elif wrong := [option_name((name,)) for name in given if name not in ("profile", "host_time")]:
         raise ConfigError([f"options of a cell must be left out with a script, got {', '.join(wrong)}; leave them out"])
     else:
-        options = {"devices": devices, "races": races, "host_time": given.get("host_time", True)}
+        options = {"devices": devices or 4, "races": races, "host_time": given.get("host_time", True)}
         _emulate_script(script, arguments or [], given.get("profile", "h100"), trace, **options)
 
 
@@ -101,7 +104,6 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
 
 
 def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> None:
-    """Emulate one cell, and print its last step."""
     from gpipe_bench.emulator.build import obstacle
 
     for path in filter(None, (trace, out)):

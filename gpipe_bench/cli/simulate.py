@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,7 +11,6 @@ import typer
 from gpipe_bench.bench.spec.settings import AUTO
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.storage.raw import RawResult, results_json
-from gpipe_bench.bench.storage.tables import configurations_beside
 from gpipe_bench.cli.cells import (
     CellFile,
     Only,
@@ -27,7 +26,7 @@ from gpipe_bench.cli.cells import (
 from gpipe_bench.cli.options import Processes, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulated_table import print_simulation
-from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.configurations import configurations_beside
 from gpipe_bench.results.labels import rows_text
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from gpipe_bench.schedules.table import partition_count
@@ -37,7 +36,7 @@ _START: Final = {"model_args": "", "batch_size": 128, "chunks": 8, "balance": AU
 _SHOWN: Final = {**_START, "model_args": "published ones", "partitions": "those of --balance, else 1"}
 
 
-@with_settings(SimulatedCell, start=_SHOWN, without=("evidence",))
+@with_settings(SimulatedCell, start=_SHOWN, without=("evidence", "devices"))
 def simulate(
     *,
     given: dict[str, Any],
@@ -47,7 +46,8 @@ def simulate(
     out: RawOut = None,
     processes: Processes = 1,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Devices, instead of --partitions: some schedules put two on each.")
+        int | None,
+        typer.Option(min=1, help="Devices: those of as many partitions as fit them, or fewer, which partitions share."),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
     rows: Annotated[
@@ -63,9 +63,9 @@ def simulate(
     if cells is not None:
         simulate_file(from_file(SimulatedCell, cells, only, given), names_in(timelines), needed_out(out), processes)
         return
-    one_device = {} if "balance" in given else {"partitions": 1}
-    on_devices = {} if devices is None else _on_devices(devices, given)
-    cell = from_options(SimulatedCell, {**_START, **one_device, **given, **on_devices})
+    cut = {} if "balance" in given else {"partitions": partition_count(given.get("schedule"), devices or 1)}
+    shared = {"devices": devices} if devices else {}
+    cell = from_options(SimulatedCell, {**_START, **cut, **given, **shared})
     tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
     for path in filter(None, (trace, rows, out)):
@@ -79,22 +79,6 @@ def simulate(
     # Published runs trained in float32, on one host.
     print_simulation(result, published_for([result.row]) if (cell.precision, cell.hosts) == ("float32", 1) else [])
     write_results([result], trace, rows, out)
-
-
-def _on_devices(devices: int, given: Mapping[str, Any]) -> dict[str, int]:
-    """The partitions of the schedule that was asked for, on so many devices.
-
-    Raises:
-        ConfigError: ``--partitions`` or ``--balance`` give another number.
-    """
-    partitions = partition_count(given.get("schedule"), devices)
-    balance = given.get("balance", AUTO)
-    entries = partitions if balance == AUTO else len(balance.split("-"))
-    if given.get("partitions", partitions) != partitions or entries != partitions:
-        got = given.get("partitions", f"{entries} in {balance}")
-        rule = f"--partitions and --balance must have {partitions} for --devices {devices}"
-        raise ConfigError([f"{rule}, got {got}; leave out one of them"])
-    return {"partitions": partitions}
 
 
 def simulate_file(cells: Sequence[SimulatedCell], timelines: Sequence[str], out: Path, processes: int) -> None:

@@ -87,6 +87,7 @@ def emulate(
     transfer: str = "direct",
     optimizer: str | None = "sgd",
     profile: str | Path | Profile = "p40",
+    tf32: bool | None = None,
     devices: Sequence[int] = (),
     sample: Tensor | None = None,
     loss: Callable[..., Tensor] | None = None,
@@ -107,6 +108,7 @@ def emulate(
         transfer: how tensors go from device to device: ``direct``, or ``host`` through pinned host memory.
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile; one per process.
+        tf32: whether float32 is rounded to TF32; None: in convolutions only, as PyTorch does it.
         devices: number of each device of the schedule; empty: 0, 1, and so on.
         sample: with an ``nn.Sequential``, a tensor of shape (samples, ...) as it takes them.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for the sum of the output.
@@ -121,7 +123,7 @@ def emulate(
     """
     return _emulated(EmulationRequest(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
-        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile,
+        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile, tf32=tf32,
         devices=devices, sample=sample, loss=loss, target=target, steps=steps, host_time=host_time,
     ))  # fmt: skip
 
@@ -136,10 +138,12 @@ def _emulated(request: EmulationRequest) -> Emulation:
     trace, spans = _trained(work, request, places)
     m = len(microbatch_sizes(request.batch_size, request.chunks))
     base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, request, hardware, places))
-    replayed = replay(trace, HardwareMachine(hardware), host_time=request.host_time)
+    machine = HardwareMachine(hardware)
+    replayed = replay(trace, machine, host_time=request.host_time)
     if replayed.shortage:
         return _out_of_memory(base, replayed.memory, replayed.shortage)
-    each = tuple(_steps(base, replayed, spans, tuple(numbers[home] for home in request.homes)))
+    launching = machine if request.host_time else None
+    each = tuple(_steps(base, replayed, spans, tuple(numbers[home] for home in request.homes), launching))
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
     return replace(typical, each=each)
@@ -213,8 +217,10 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
     return {**work.facts, **own}
 
 
-def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Sequence[int]) -> list[Emulation]:
-    """The steps after the first."""
+def _steps(
+    base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Sequence[int], host: HardwareMachine | None
+) -> list[Emulation]:
+    """The steps after the first; ``host``: None where launches cost it nothing."""
     marks = [place for place, row in enumerate(replayed.trace.rows) if row.kind == _MARK]
     issued = issued_rows(replayed)
     found = []
@@ -227,6 +233,7 @@ def _steps(base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Seq
             step_time_ms=length_us / 1e3,
             devices=device_uses(replayed.memory, busy_devices(events, used, length_us), length_us, used),
             events=events,
+            host_fraction=host.host_ns(replayed.launches(first, last)) / (after - before) if host else None,
             peak_allocated_gib=sum(device.peak_allocated for device in replayed.memory) / GIB,
             peak_reserved_gib=sum(device.peak_reserved for device in replayed.memory) / GIB,
         )

@@ -169,7 +169,6 @@ def _maximum(data: Tensor) -> Tensor:
 def _pair(
     text: str, told: tuple[str, str], function: Any, operands: Any, *, wanted: Sequence[int] = (0,)
 ) -> tuple[Case, Case]:
-    """Forward and backward."""
     forward = Case(text, told[:1], _forward(function, operands))
     return forward, Case(f"{text}, backward", told[1:], _backward(function, operands, wanted))
 
@@ -231,7 +230,8 @@ CASES: Final[Sequence[Case]] = (*_by_bytes_or_elements(), *_by_products())
 
 def peak_cases(bench: Bench) -> dict[str, tuple[int, Run]]:
     """Large products of each type, for a device whose peaks nobody knows: FLOPs, and what runs it once."""
-    edge = bench.part(4096)
+    # Smaller ones spend their time on the way to the product.
+    edge = max(256, bench.part(4096))
 
     def product(dtype: torch.dtype) -> Run:
         return _forward(torch.matmul, lambda b: [b.tensor(edge, edge, dtype=dtype) for _ in range(2)])(bench)

@@ -69,6 +69,7 @@ def simulate(
     loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
     precision: str = "float32",
+    tf32: bool | None = None,
     flavour: str = "current",
     steps: int | None = None,
     memory: bool = True,
@@ -95,6 +96,7 @@ def simulate(
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
         precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves.
+        tf32: whether float32 is rounded to TF32; None: in convolutions only, as PyTorch does it.
         flavour: autograd engine: ``current``, or ``published``, that of the published runs.
         steps: training steps; all but the first count. 1: a step between idle devices. None: 2, more if threads race.
         memory: whether to simulate the allocators.
@@ -103,12 +105,8 @@ def simulate(
     Raises:
         ConfigError, BalanceError, ScheduleError, SkipLayoutError, TraceError: arguments are wrong, or cannot run.
     """
-    return _answer(SimulationRequest(
-        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint, loss=loss,
-        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters, steps=steps,
-        profile=profile, devices=devices, hosts=hosts, network=network, sample=sample, target=target, memory=memory,
-        precision=precision, flavour=flavour, cache=cache,
-    ))  # fmt: skip
+    # Its fields are these arguments.
+    return _answer(SimulationRequest(**locals()))
 
 
 def _answer(request: SimulationRequest) -> Simulation:
@@ -220,10 +218,9 @@ def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Ten
 
 
 def _host_ns(workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
-    """Host time of a step: the busiest thread, or all threads where they share a lock; then loss and update."""
+    """Host time of a step: its passes, then loss and update."""
     threads, others = _launches(workload, settings)
-    locked = sum(threads.values()) * machine.lock_permille // 1000 if len(threads) > 1 else 0
-    return machine.launch_ns * (max(locked, *threads.values()) + others)
+    return machine.host_ns(threads) + machine.launch_ns * others
 
 
 def _launches(workload: Workload, settings: Settings) -> tuple[Counter[int], int]:

@@ -36,6 +36,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "network": (str | Link, "a name or a Link; use 'ndr400'"),
     "memory": (bool, "True or False; pass a bool"),
     "masters": (bool, "True or False; pass a bool"),
+    "tf32": (bool | None, "True, False or None; pass a bool"),
     "loss": (Callable | None, "a function of output and target, or None; pass a function"),
     "cache": (str | Path | None, "a folder or None; pass a path"),
 }
@@ -55,6 +56,7 @@ class TrainingRequest:
     transfer: str
     optimizer: str | None
     profile: str | Path | Profile
+    tf32: bool | None
     devices: Sequence[int]
     sample: Tensor | tuple[Tensor, ...] | None
     loss: Callable[..., Tensor] | None
@@ -64,7 +66,8 @@ class TrainingRequest:
     @property
     def hardware(self) -> Profile:
         """The profile itself."""
-        return self.profile if isinstance(self.profile, Profile) else load_profile(self.profile)
+        known = self.profile if isinstance(self.profile, Profile) else load_profile(self.profile)
+        return known.with_tf32(self.tf32)
 
     def problems(self, *, most_devices: int = 2**16, per_partition: bool = True) -> Iterator[str]:
         """What is wrong about all of these but the schedule.

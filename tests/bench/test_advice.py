@@ -177,6 +177,13 @@ def test_the_command_prints_the_recommendation_and_writes_table_and_figure(tmp_p
     assert all((tmp_path / f"advice.{suffix}").stat().st_size for suffix in ("csv", "svg", "pdf", "png"))
 
 
+def test_a_recommendation_that_is_bound_by_the_host_says_so(capsys):
+    words = ["--model-args", SMALL["model_args"], "--devices", "1", "--batch-size", "2", "--profile", "h100"]
+    with pytest.raises(SystemExit):
+        main(["advise", *words])
+    assert "bound by the host: its launches take as long as the step" in capsys.readouterr().out
+
+
 def test_nothing_fits_is_exit_status_1(capsys):
     words = ["--model-args", SMALL["model_args"], "--devices", "1", "--batch-size", "2", "--memory-limit-gib", "1e-9"]
     with pytest.raises(SystemExit) as ended:

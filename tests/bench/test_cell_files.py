@@ -71,6 +71,32 @@ def test_a_file_of_cells_and_options_of_one_exclude_each_other(tmp_path, capsys)
     assert "options of a cell must be left out with --cells, got --chunks" in capsys.readouterr().err
 
 
+MEASURED = REFERENCE / "measured"
+
+
+def test_cells_that_were_measured_are_simulated_and_emulated_on_a_profile():
+    table = MEASURED / "1x-nvidia-h100-80gb-hbm3" / "ablation_configurations.csv"
+    for kind in (SimulatedCell, EmulatedCell):
+        cells = read_cells(table, kind, profile="h100")
+        assert [cell.variant for cell in cells] == ["baseline", "dep-x-x", "dep-str-x", "dep-str-ptl"]
+        same = {(one.devices, one.tf32, one.transfer, one.batch_size, one.profile, one.backward) for one in cells}
+        assert same == {(1, False, "host", 128, "h100", "autograd")}
+    assert {cell.flavour for cell in read_cells(table, SimulatedCell, profile="h100")} == {"current"}
+
+
+def test_measured_cells_in_halves_are_simulated_and_not_emulated():
+    table = MEASURED / "1x-nvidia-h200" / "single_configurations.csv"
+    simulated = read_cells(table, SimulatedCell, profile="h200")
+    assert {(cell.precision, cell.masters) for cell in simulated} == {("float32", False), ("bfloat16", False)}
+    with pytest.raises(ConfigError, match="precision must be a known key"):
+        read_cells(table, EmulatedCell, profile="h200")
+
+
+def test_measured_cells_need_a_profile():
+    with pytest.raises(ConfigError, match=r"must have simulated ones, got none in .*; add some, or name a profile"):
+        read_cells(MEASURED / "1x-nvidia-h200" / "single_configurations.csv", SimulatedCell)
+
+
 def reference_rows():
     """Rows of each reference table that has some of cells, with their configurations."""
     for table in sorted(REFERENCE.glob("*/*/*_configurations.csv")):

@@ -94,10 +94,17 @@ def test_devices_give_the_partitions_that_a_schedule_has_on_them(call, schedule,
 
 
 @pytest.mark.parametrize("words", [("--partitions", 2), ("--balance", "14-15")])
-def test_devices_beside_another_number_of_partitions_are_refused(call, words):
+def test_more_devices_than_partitions_are_refused(call, words):
     status, _, err = call(*ARGS, "--devices", 3, *words)
     assert status == 2
-    assert "--partitions and --balance must have 3 for --devices 3, got 2" in err
+    assert err.startswith("error: --devices must be at most 2 for 2 partitions, got 3; lower it")
+
+
+def test_partitions_share_devices_that_are_fewer(call):
+    status, out, _ = call(*ARGS, "--balance", "14-15", "--devices", 1, "--transfer", "host", "--no-tf32")
+    assert status == 0
+    assert "host transfer, autograd current, no TF32\nsimulated on 1 x cuda Tesla P40 (p40)" in out
+    assert re.findall(r"cuda:(\d) +(\d+)", out) == [("0", "29")]
 
 
 def test_a_balance_for_other_partitions_is_refused(call):

@@ -38,6 +38,7 @@ for given in CASES:
     found.append({
         "row": run.row().to_dict(), "steps": [step.step_time_ms for step in run.each],
         "simulated_ms": twin.step_time_ms,
+        "host": [run.host_fraction, twin.host_fraction],
         "events": [event.to_dict() for event in run.events], "devices": len(run.devices),
         "status": run.status, "reason": run.reason,
     })
@@ -83,6 +84,12 @@ def test_a_step_takes_as_long_as_the_simulator_says(found, case):
     assert one["status"] == "ok"
     assert len(one["steps"]) == 2
     assert one["steps"] == pytest.approx([one["simulated_ms"]] * 2, rel=0.05)
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_the_host_launches_as_long_as_the_simulator_says(found, case):
+    emulated, simulated = found[case]["host"]
+    assert emulated == pytest.approx(simulated, rel=0.15)
 
 
 def test_the_row_says_what_was_emulated_on_what(found):

@@ -15,7 +15,7 @@ from functools import cache
 import pytest
 import torch
 
-from gpipe_bench.models.table import MODELS
+from gpipe_bench.models.table import MODELS, model_spec, parse_arguments
 from tests.project.tree import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -49,9 +49,19 @@ def losses(text):
 
 
 def test_every_example_is_tested():
-    tested = {"distributed", "my_model", "resnet_on_digits", "unet_on_digits"}
+    tested = {"distributed", "my_model", "resnet_on_digits", "transformer_blocks", "unet_on_digits"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
     assert {path.stem for path in (EXAMPLES / "migrated").glob("*.py")} == set(MIGRATED)
+
+
+def test_transformer_blocks_are_a_model_of_the_commands():
+    name = f"{EXAMPLES / 'transformer_blocks.py'}:blocks"
+    arguments = parse_arguments(name, "count=2;width=16;heads=2;tokens=4")
+    spec = model_spec(name)
+    inputs, target = spec.make_batch(3, arguments)
+    output = spec.build(**arguments)(inputs)
+    assert output.shape == inputs.shape == (3, 4, 16)
+    assert spec.loss(output, target).shape == ()
 
 
 def test_processes_share_a_pipeline():

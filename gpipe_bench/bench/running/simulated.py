@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,8 +92,6 @@ def _shared(cell: SimulatedCell) -> tuple[str, str, int, float]:
 
 
 def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool) -> RawResult:
-    from gpipe_bench.bench.running.layer_costs import simulated_balance
-
     balance: Sequence[int] = cell.balance or simulated_balance(cell)
     step = simulated_step(cell, balance, profile=hardware)
     return step_result(cell, step, balance, simulated_columns(cell, facts), timeline=timeline)
@@ -105,12 +104,51 @@ def simulated_step(cell: SimulatedCell, balance: Sequence[int], **options: Any) 
 
     names = ("profile", "precision", "masters", "hosts", "network", "flavour")
     given = {**cell.arguments(), **{name: getattr(cell, name) for name in names}, **options}
+    given["devices"] = [cell.places[device] for device in cell.homes()]
     return simulate(Model(cell.model, parse_arguments(cell.model, cell.model_args)), balance=balance, **given)
 
 
 def simulated_columns(cell: SimulatedCell, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a row beside those of its step; ``facts``: from :func:`simulation_facts`."""
     return {"flavour": cell.flavour, "repeat": 0, **facts}
+
+
+def simulated_balance(cell: SimulatedCell) -> list[int]:
+    """Layers per partition such that the slowest partition is as fast as it can be on the cell's profile.
+
+    Raises:
+        BalanceError: more partitions than layers.
+        ConfigError: no such model or profile.
+    """
+    from gpipe_bench.balance import split_min_max
+
+    network, hardware = (cell.model, cell.model_args), (cell.profile, cell.tf32)
+    batch = cell.batch_size, cell.chunks
+    times = _layer_times(network, hardware, batch, cell.checkpoint, precision=cell.precision)
+    return split_min_max(times, cell.partitions)
+
+
+@lru_cache(maxsize=256)
+def _layer_times(
+    network: tuple[str, str],
+    hardware: tuple[str, bool | None],
+    batch: tuple[int, int],
+    checkpoint: str,
+    *,
+    precision: str,
+) -> tuple[float, ...]:
+    """Times of layers, kept for cells that share them."""
+    from gpipe_bench.balance import layer_simulated_times
+    from gpipe_bench.simulator import Model
+    from gpipe_bench.simulator.hardware.profile import load_profile
+
+    (model, model_args), (profile, tf32), (size, chunks) = network, hardware, batch
+    known, devices = Model(model, parse_arguments(model, model_args)), load_profile(profile).with_tf32(tf32)
+    return tuple(
+        layer_simulated_times(
+            known, profile=devices, batch_size=size, chunks=chunks, checkpoint=checkpoint, precision=precision
+        )
+    )
 
 
 def step_result(
@@ -127,7 +165,7 @@ def step_result(
     """
     layers = [0] * cell.schedule_devices
     for device, count in zip(cell.homes(), balance, strict=True):
-        layers[device] += count
+        layers[cell.places[device]] += count
     row = step.row(config_sha256=cell.config_sha256, cell=cell.id, **columns)
     times = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
     steps = [{"step": 0, **times}] if step.step_time_ms is not None else []

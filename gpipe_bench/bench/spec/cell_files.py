@@ -1,4 +1,7 @@
-"""Files of cells: JSON with the settings of each cell by its name. A workflow hands its cells to commands so."""
+"""Files of cells: JSON with the settings of each cell by its name. A workflow hands its cells to commands so.
+
+The configurations beside a table of rows are such a file, too. Cells that were measured can be simulated and emulated.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS
+from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.util.files import json_text
 from gpipe_bench.util.nearest import nearest
 
@@ -28,34 +33,49 @@ def cells_text(cells: Iterable[Cell]) -> str:
     return json_text({cell.id: cell.model_dump(mode="json") for cell in cells})
 
 
-def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = ()) -> list[CellT]:
+def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = (), profile: str = "") -> list[CellT]:
     """The cells of one kind in a file, in its order.
 
     Args:
-        path: the file.
+        path: the file; a table of configurations names its cells by the first eight digits of their digests.
         kind: what the cells must be.
         names: of the cells to take, in this order; empty: all of the kind.
+        profile: hardware on which measured cells are simulated or emulated; empty: they are of another kind.
 
     Raises:
         ConfigError: the file cannot be read, or settings are wrong; carries all problems.
     """
     evidence = kind.model_fields["evidence"].default
     entries = _entries(path)
-    cells: list[CellT] = []
+    if profile:
+        entries = {name: _on_profile(entry, kind, profile) for name, entry in entries.items()}
+    cells: dict[str, CellT] = {}
     problems: list[str] = []
     for name in names or [key for key, entry in entries.items() if entry.get("evidence", evidence) == evidence]:
         if name not in entries:
             problems.append(f"--only must name a cell of {path}, got {name!r}; {nearest(name, entries)}")
             continue
         try:
-            cells.append(validated(kind, entries[name], partial(_named, f"{path}: {name}")))
+            cell = validated(kind, entries[name], partial(_named, f"{path}: {name}"))
+            cells[cell.id] = cell
         except ConfigError as error:
             problems += error.problems
     if not cells and not problems:
-        problems.append(f"file of cells must have {evidence} ones, got none in {path}; add some")
+        problems.append(f"file of cells must have {evidence} ones, got none in {path}; add some, or name a profile")
     if problems:
         raise ConfigError(problems)
-    return cells
+    return list(cells.values())
+
+
+def _on_profile(entry: dict[str, Any], kind: type[Cell], profile: str) -> dict[str, Any]:
+    """The cell that was measured, as one of another kind: the same pipeline, on as many devices."""
+    if entry.get("evidence") != "measured":
+        return entry
+    # Where a kind has no precision, a half is an unknown setting.
+    halved = ["precision"] if entry.get("precision", "float32") != "float32" else []
+    same = {name: entry[name] for name in (*halved, "backward", *kind.model_fields) if name in entry}
+    own = {"flavour": "current"} if "flavour" in kind.model_fields else {"steps": 2}
+    return {**same, **own, "evidence": kind.model_fields["evidence"].default, "profile": profile}
 
 
 def _named(entry: str, path: tuple[str, ...]) -> str:
@@ -63,6 +83,9 @@ def _named(entry: str, path: tuple[str, ...]) -> str:
 
 
 def _entries(path: Path) -> dict[str, dict[str, Any]]:
+    if path.suffix == ".csv":
+        lines = plain_records(read_table(path, CONFIGURATION_COLUMNS, kind="configurations"))
+        return {line["config_sha256"][:8]: json.loads(line["configuration"]) for line in lines}
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -12,18 +12,19 @@ from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.spec.cells import PipelineCell
 from gpipe_bench.bench.spec.names import readable
-from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     AutoBalance,
     BatchSize,
     Chunks,
     ModelArgs,
     PipelineSettings,
+    Problem,
     Transfer,
     Variant,
 )
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.schedules.table import shared_places
 from gpipe_bench.simulator.hardware.networks import NETWORK, problems_of_hosts
 from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
@@ -54,6 +55,12 @@ def _profile(value: Any) -> Any:
     return value
 
 
+Devices = Annotated[
+    int, Field(strict=True, ge=0, le=4096, description="devices that partitions share; 0: one for each of the schedule")
+]
+Tf32 = Annotated[
+    bool | None, Field(description="round float32 to TF32; null: in convolutions alone, as PyTorch does by itself")
+]
 Optimizer = Annotated[choices.Optimizer, Field(description="what updates the parameters after each step")]
 Profile = Annotated[
     str, BeforeValidator(_profile), Field(description="hardware: name of a profile, or path of a YAML file")
@@ -104,6 +111,8 @@ class VirtualCell(HardwareSettings, PipelineCell):
     """One pipeline in one variant, on hardware that need not be here."""
 
     variant: Variant = "dep-str-ptl"
+    devices: Devices = 0
+    tf32: Tf32 = None
 
     @property
     def place(self) -> str:
@@ -111,15 +120,27 @@ class VirtualCell(HardwareSettings, PipelineCell):
         return readable(self.hardware)
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of ``simulate`` and ``emulate`` that it decides, but model and balance."""
-        names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer")
+        """The arguments of ``simulate`` and ``emulate`` that it decides, but model, balance and devices."""
+        names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer", "tf32")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def places(self) -> list[int]:
+        """The device of each one of the schedule; neighbours share one where there are too few."""
+        return shared_places(self.schedule_devices, self.devices or self.schedule_devices)
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules of every pipeline, and no more devices than it fills."""
+        yield from super().problems()
+        if self.devices > self.schedule_devices:
+            text = f"must be at most {self.schedule_devices} for {self.partitions} partitions, got {self.devices}"
+            yield Problem(("devices", "partitions", "schedule"), f"{text}; lower it")
+
     def settings(self) -> dict[str, Any]:
-        """All settings but the kind of evidence."""
+        """All settings but the kind of evidence, and what is as usual."""
         data = super().settings()
-        del data["evidence"]
-        return data
+        own = {"devices": self.devices not in (0, self.schedule_devices), "tf32": self.tf32 is not None}
+        return {name: value for name, value in data.items() if name != "evidence" and own.get(name, True)}
 
 
 class SimulatedSettings(HardwareSettings):
@@ -140,7 +161,7 @@ class SimulatedCell(SimulatedSettings, VirtualCell):
     def problems(self) -> Iterator[Problem]:
         """Rules of every pipeline, and of its hosts."""
         yield from super().problems()
-        yield from host_problems(self, self.schedule_devices, self.transfer)
+        yield from host_problems(self, self.devices or self.schedule_devices, self.transfer)
 
     def settings(self) -> dict[str, Any]:
         """All settings; float32, master weights and a single host are left out, as the schedule of GPipe is."""

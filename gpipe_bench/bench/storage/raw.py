@@ -40,7 +40,7 @@ class RawResult:
         steps: a record of :data:`STEP_COLUMNS` for each timed step.
         events: timeline events of one untimed step.
         configuration: what the row's ``config_sha256`` is the digest of; see :mod:`gpipe_bench.results.configurations`.
-        bound_by_host: whether its devices wait for the host; only simulations know.
+        bound_by_host: whether its devices wait for the host; measured ones do not know.
         needed_gib: what the device needs that is out of memory; only simulations know.
     """
 

@@ -6,6 +6,7 @@ A machine on disk is used without reading the profile again, which takes longer 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -61,6 +62,11 @@ class HardwareMachine:
         # A copy within a device's own memory is read and written.
         rate = profile.bandwidth_gb_per_s * profile.efficiency.memory_bound / 2
         self._own = _Way(rate, profile.kernel_floor_us * 1000, False)
+
+    def host_ns(self, launches: Mapping[int, int]) -> int:
+        """Host time of launches for some devices: of the busiest thread, or of all where they share a lock."""
+        locked = sum(launches.values()) * self.lock_permille // 1000 if len(launches) > 1 else 0
+        return self.launch_ns * max(locked, *launches.values(), 0)
 
     def copy_ns(self, source: int, target: int, nbytes: int) -> int:
         """Time of a transfer of ``nbytes`` from device ``source`` to ``target``; -1 is host memory."""

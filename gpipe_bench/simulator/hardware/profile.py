@@ -205,6 +205,14 @@ class Profile(_Section):
         """Memory for tensors, bytes."""
         return int((self.memory_gib - self.context_gib) * _GIB)
 
+    def with_tf32(self, tf32: bool | None) -> Profile:
+        """The device if float32 is rounded to TF32 everywhere, nowhere, or (None) in convolutions, as by default."""
+        rate = self.matrix_tflops.get("tensorfloat32")
+        if tf32 is None or rate is None:
+            return self
+        units = {dtype: value for dtype, value in self.matrix_tflops.items() if dtype != "tensorfloat32"}
+        return self.model_copy(update={"matrix_tflops": self.matrix_tflops | {"float32": rate} if tf32 else units})
+
     def uses_winograd(self, dtype: str) -> bool:
         """Whether 3x3 convolutions of stride 1 run by Winograd's algorithm: on matrix units they are direct ones."""
         return self.winograd and _units("convolution", dtype) not in self.matrix_tflops

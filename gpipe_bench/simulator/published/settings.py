@@ -100,7 +100,7 @@ def published_tables(folder: Path = PUBLISHED_FOLDER) -> tuple[pd.DataFrame, pd.
     """
     needed = (*_CELL, "source", "metric", "value", "status")
     values = read_table(folder / "published.csv", needed, given=needed[:-2], key=_VALUE)
-    settings = read_table(folder / "settings.csv", _SETTINGS, given=_SETTINGS[:4], key=_CELL)
+    settings = read_table(folder / "settings.csv", _SETTINGS, kind="settings", given=_SETTINGS[:4], key=_CELL)
     known = values.set_index([*_CELL]).index.isin(settings.set_index([*_CELL]).index)
     return values[known & ~values["source"].str.startswith(_QUOTED)], settings
 

@@ -3,7 +3,8 @@
     start + max(bytes / (share of the bandwidth), work)
 
 where the work is FLOPs at a share of the peak, or elements at a rate of their kind. Batch norms give a block of threads
-to each channel: they use two for each multiprocessor at most, and each block takes its time.
+to each channel: they use two for each multiprocessor at most, and each block takes its time. Convolutions that may not
+use TF32 run as products do on the ordinary units, and transpose nothing: an assumption, since none was measured.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _BLOCKS: Final = 2
 def part_ns(part: Part, dtype: str, profile: Profile) -> float:
     """Device time of a part of a kernel with results of type ``dtype``."""
     constants = profile.constants
+    if part.kind == "transposes" and not _on_matrix_units(dtype, profile):
+        return 0
     # One kernel updates many parameters.
     start = "" if part.kind == FOREACH else "library_start_us" if part.kind in _LIBRARY else "start_us"
     # 10^9 bytes or elements per second are one per nanosecond.
@@ -48,5 +51,12 @@ def _work_ns(part: Part, dtype: str, profile: Profile) -> float:
     name = f"{kind}_{'half' if dtype in HALVES else 'float32'}"
     if kind == "product_unaligned":
         name = kind if dtype in HALVES else "product_float32"
+    if kind in _CONVOLUTIONS and not _on_matrix_units(dtype, profile):
+        name = "product_float32"
     peak = profile.peak_flop_per_s("convolution" if kind in _CONVOLUTIONS else "matmul", dtype)
     return 1e9 * part.units / (constants[name] * peak)
+
+
+def _on_matrix_units(dtype: str, profile: Profile) -> bool:
+    """Whether convolutions run on matrix units; without TF32 those in float32 do not."""
+    return dtype in HALVES or "tensorfloat32" in profile.matrix_tflops
