@@ -13,6 +13,7 @@ from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.outcomes import THROUGHPUT
 from gpipe_bench.results.peer_rows import TINY
 from gpipe_bench.results.tables import plain_records, read_table
+from gpipe_bench.schedules import Durations, named_schedule, timing
 from gpipe_bench.simulator.measured import DEVICE_BOUND
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ _NAMES: Final = {
     "utilization_fraction": "busy",
     "model_memory_gib": "model GiB",
     "activation_memory_gib": "activations GiB",
+    "model_flops_utilization_fraction": "MFU",
+}
+_FAMILIES: Final[Mapping[object, str]] = {
+    "predicted": "that nothing was fitted to",
+    "held_out": "that were held out",
+    "transferred": "of other packages, none fitted",
 }
 
 Record = Mapping[str, Any]
@@ -50,11 +57,13 @@ def cells_table(*tables: str) -> str:
 
 
 def errors_table() -> str:
-    """A line per benchmark: cells predicted, mean absolute error, largest error; those held out are apart."""
+    """A line per benchmark: cells predicted, mean absolute error, largest error; other roles are apart."""
     known = _predictions().dropna(subset="error_fraction")
     predicted = known[known["role"] == "predicted"]
     families = {f"`{name}`": own for name, own in predicted.groupby("table", sort=False)}
     families |= {"**all**": predicted, "held out: `resnet101-speed`": known[known["role"] == "held_out"]}
+    others = known[known["role"] == "transferred"].groupby("table", sort=False)
+    families |= {f"other hardware: `{name}`": own for name, own in others}
     lines = []
     for label, own in families.items():
         errors = own["error_fraction"].abs()
@@ -62,6 +71,51 @@ def errors_table() -> str:
         where = f"`{worst['experiment']}`, {_NAMES[worst['metric']]}"
         lines.append([label, str(len(own)), f"{errors.mean():.1%}", f"{worst['error_fraction']:+.1%} ({where})"])
     return markdown(["benchmark", "predicted cells", "mean absolute error", "largest"], lines)
+
+
+def transferred_table() -> str:
+    """A line per published run on hardware to which nothing was fitted."""
+    lines, rows = [], _predictions()
+    for row in plain_records(rows[rows["role"] == "transferred"]):
+        scale, unit = (100, " %") if row["metric"].endswith("_fraction") else (1, "")
+        values = (f"{scale * row[kind]:.1f}{unit}" for kind in ("published", "simulated"))
+        name = f"`{row['table']}` `{row['experiment']}`"
+        lines.append([name, _NAMES[row["metric"]], *values, f"{row['error_fraction']:+.1%}"])
+    return markdown(["run", "quantity", "published", "simulated", "error"], lines)
+
+
+def other_simulators_table() -> str:
+    """What other simulators say of themselves, and then this one, by family of runs; model memory is only a count."""
+    lines = []
+    for line in plain_records(_read("published/simulators")):
+        most = "< " if line["statistic"] == "at most" else ""
+        words = [line[name] for name in ("simulator", "quantity", "workload", "hardware")]
+        lines.append([*words, f"{most}{line['stated_error_fraction']:.1%}", line["source"]])
+    known = _predictions().dropna(subset="error_fraction")
+    known = known[known["metric"] != "model_memory_gib"].replace({"metric": {"activation_memory_gib": _RESERVED}})
+    for (role, profile, metric), own in known.groupby(["role", "profile", "metric"], sort=False):
+        if role in _FAMILIES:
+            count, error = f"{len(own)} cells {_FAMILIES[role]}", f"{own['error_fraction'].abs().mean():.1%}"
+            lines.append(
+                ["this one", _NAMES[str(metric)], count, str(profile).upper(), error, "`gpipe-bench predictions`"]
+            )
+    return markdown(["simulator", "quantity", "workload", "hardware", "mean absolute error", "source"], lines)
+
+
+def measured_schedules_table() -> str:
+    """A line per schedule that was measured on two cores, in one process and in two, the fastest in one first."""
+    rows = _read("measured/2x-intel-xeon-processor/schedules")
+    rows["idle"] = rows[["bubble_fraction", "imbalance_fraction", "copy_fraction"]].sum(axis=1)
+    found = {}
+    for name, own in rows.groupby("schedule", sort=False):
+        head, kinds = own.iloc[0], [own[own["processes"] == count] for count in (1, 2)]
+        step = timing(named_schedule(str(name), int(head["chunks"]), int(head["partitions"]), 2), Durations(1, 1, 1))
+        shares = (f"{share:.0%}" for share in (step.bubble, *(kind["idle"].mean() for kind in kinds)))
+        speeds, memory = (_range(kind[THROUGHPUT]) for kind in kinds), f"{1024 * head['peak_allocated_gib']:.0f}"
+        found[kinds[0][THROUGHPUT].median()] = [f"`{name}`", *speeds, *shares, memory]
+    header = [f"{what}, {kind}" for what in ("samples/s", "idle") for kind in ("one process", "two processes")]
+    header.insert(2, "idle by formula")
+    return markdown(["schedule", *header, "MiB of tensors"], [found[speed] for speed in sorted(found, reverse=True)])
 
 
 def peers_table(race: str) -> str:
@@ -157,6 +211,9 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "gpu": gpu_table,
     "errors": errors_table,
     "measured-steps": steps_table,
+    "transferred": transferred_table,
+    "other-simulators": other_simulators_table,
+    "schedules-measured": measured_schedules_table,
     "ablation": partial(cells_table, "ablation"),
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
     "unet-memory": partial(cells_table, "unet-memory"),
@@ -180,7 +237,10 @@ def _read(place: str) -> pd.DataFrame:
 
 
 def _predictions() -> pd.DataFrame:
-    return _read("simulated/p40/predictions")
+    """Published cells and what the simulator says of them, the hardware of the fitted ones first."""
+    import pandas as pd
+
+    return pd.concat([_read(f"simulated/{profile}/predictions") for profile in ("p40", "v100", "h100")])
 
 
 def _ablation_as_published() -> Mapping[tuple[str, str], float]:

@@ -86,7 +86,7 @@ def emulated_cases() -> list[EmulatedCase]:
     ]
     rows = {row.experiment: row for row in published_settings() if row.table == "unet-speed"}
     cases += [
-        EmulatedCase(name, contender, "dep-str-ptl", row.model_args, row.balance, row.chunks, row.batch_size)
+        EmulatedCase(name, contender, "dep-str-ptl", row.model_args, row.layers, row.chunks, row.batch_size)
         for name, row in rows.items()
         if name in _SPEED
         for contender in _VARIANTS
