@@ -32,6 +32,9 @@ def test_the_crate_says_what_it_is_whose_and_under_which_licence(crate):
     assert [paper.id for paper in root["isBasedOn"]] == [
         "https://arxiv.org/abs/2004.09910",
         "https://arxiv.org/abs/1811.06965",
+        "https://arxiv.org/abs/2401.10241",
+        "https://github.com/Oneflow-Inc/libai",
+        "https://github.com/huggingface/nanotron",
     ]
 
 
