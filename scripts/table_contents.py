@@ -173,26 +173,21 @@ def cpu_table(folder: Path) -> str:
 
 
 def gpu_table(folder: Path) -> str:
-    """A line per published variant: throughput and memory on the GPU of :data:`GPU`, with their range over repeats."""
-    rows = [row for row in _read(folder / "measured" / GPU / "ablation.csv") if row["status"] == "ok"]
+    """A line per published variant: throughput and memory on the GPU of :data:`GPU`, measured, simulated, emulated."""
     printed = _ablation_as_published(folder)
-    speeds = {name: _values(rows, name, THROUGHPUT) for name in PUBLISHED}
+    kinds = {"measured": [row for row in _read(folder / "measured" / GPU / "ablation.csv") if row["status"] == "ok"]}
+    kinds |= {kind: _read(folder / kind / "h100" / "ablation_shared.csv") for kind in ("simulated", "emulated")}
     lines = []
     for name in PUBLISHED:
-        over = median(speeds[name]) / median(speeds["baseline"])
-        over_published = printed[name, THROUGHPUT] / printed["baseline", THROUGHPUT]
-        memory = [_range(_values(rows, name, f"peak_{kind}_gib")) for kind in ("allocated", "reserved")]
-        lines.append([f"`{name}`", _range(speeds[name]), f"{over:.2f}", f"{over_published:.2f}", *memory])
-    return markdown(["variant", *_GPU_COLUMNS], lines)
-
-
-_GPU_COLUMNS: Final = (
-    "samples/s, measured",
-    "over `baseline`",
-    "the same, published (four P40s)",
-    "GiB allocated, measured",
-    "GiB reserved, measured",
-)
+        line = [f"`{name}`", f"{printed[name, THROUGHPUT] / printed['baseline', THROUGHPUT]:.2f}"]
+        for metric in (THROUGHPUT, "peak_allocated_gib", "peak_reserved_gib"):
+            for rows in kinds.values():
+                value, base = (median(_values(rows, variant, metric)) for variant in (name, "baseline"))
+                line.append(f"{value:.1f} ({value / base:.2f})" if metric == THROUGHPUT else f"{value:.1f}")
+        lines.append(line)
+    metrics = ("samples/s (over `baseline`)", "GiB allocated", "GiB reserved")
+    header = [f"{metric}, {kind}" for metric in metrics for kind in kinds]
+    return markdown(["variant", "over `baseline`, published (four P40s)", *header], lines)
 
 
 def steps_table(folder: Path) -> str:
@@ -207,6 +202,29 @@ def steps_table(folder: Path) -> str:
         times = f"{measured:.1f}", f"{found:.1f} ({found / measured - 1:+.1%})"
         lines.append([f"`{row['model']}` {settings['precision']}", row["batch_size"], *times, bound])
     return markdown(["model", "batch", "ms, measured", "ms, simulated", "bound by"], lines)
+
+
+def pipelines_table(folder: Path) -> str:
+    """A line per way to run four partitions on an H200, a column per batch and mode: measured and simulated steps."""
+    measured, simulated = (
+        _read(folder / place / "pipelines.csv") for place in ("measured/1x-nvidia-h200", "simulated/h200")
+    )
+    names = ("model_args", "batch_size", "checkpoint", "partitions", "backward")
+    found = {(*(row[name] for name in names), _schedule(row)): float(row["step_time_ms"]) for row in simulated}
+    cases = list(dict.fromkeys(tuple(row[name] for name in names[:3]) for row in measured))
+    texts: dict[str, dict[tuple[str, ...], str]] = {}
+    for row in measured:
+        here, there = float(row["step_time_ms"]), found[(*(row[name] for name in names), _schedule(row))]
+        own = texts.setdefault(row["source"].partition(": ")[2], {})
+        place = tuple(row[name] for name in names[:3])
+        own[place] = f"{here:.0f}, {there:.0f} ({there / here - 1:+.0%})"
+    header = [f"{size} x {args.rpartition('=')[2]} tokens, `{mode}`" for args, size, mode in cases]
+    lines = [[name, *(own.get(case, "") for case in cases)] for name, own in texts.items()]
+    return markdown(["run as", *header], lines)
+
+
+def _schedule(row: Record) -> str:
+    return row["schedule"] if row["backward"] == "scheduled" else ""
 
 
 def _ablation_as_published(folder: Path) -> dict[tuple[str, str], float]:
@@ -233,6 +251,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = {
     "cpu": cpu_table,
     "errors": _predicted(errors_table),
     "measured-steps": steps_table,
+    "measured-pipelines": pipelines_table,
     "ablation": _predicted(cells_table("ablation")),
     "speed": _predicted(cells_table("unet-speed", "amoebanet-d-speed", "resnet101-speed")),
     "unet-memory": _predicted(cells_table("unet-memory")),
