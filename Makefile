@@ -7,8 +7,8 @@ SHELL := /bin/bash
 CORES ?= 1
 # More arguments for snakemake: make ablation ARGS='--configfile my.yaml'
 ARGS ?=
-# Some of the checks only: make test CHECKS='mypy wheel'
-CHECKS ?=
+# Some of the checks only: make test CHECKS='mypy wheel'. The longest is the first.
+CHECKS ?= tests-engine ruff ruff-format mypy snakefmt snakemake-lint wheel tests-suite sanitizers
 # Folder that `make gpu` writes rows and traces to.
 OUT ?= results/gpu
 # What `make reference` runs: all but the check against the rows that it is to replace.
@@ -24,6 +24,10 @@ export PYTHON TORCH
 BIN := $(CURDIR)/.venv$(if $(TORCH),-torch-$(TORCH))/bin
 # Adds to .venv what a target needs and is not there; a line of its recipe names the layer.
 SETUP := @scripts/setup.sh --quiet
+# The pinned tools run, whatever stands first in PATH.
+TOOL := PATH="$(BIN):$$PATH" $(BIN)/python -m
+# The output of each check in one piece, where make can do that.
+WHOLE := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -36,10 +40,20 @@ ablation: ## simulate every combination of the components, and measure here: tab
 	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation $(ARGS)
 	@scripts/setup.sh --next
 
-test: ## run every check: ruff, mypy, snakefmt, snakemake --lint, the wheel, pytest; TORCH=2.14.1: with that PyTorch
+test: ## run every check, two at a time, also after one failed: ruff, mypy, snakefmt, snakemake --lint, the wheel, pytest; TORCH=2.14.1: with that PyTorch
 	$(SETUP) dev
-	@PATH="$(BIN):$$PATH" python -m scripts.check $(CHECKS)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(WHOLE) $(CHECKS:%=check-%)
 	@scripts/setup.sh --next
+
+check-tests-engine: ; $(TOOL) scripts.run_tests engine
+check-tests-suite: ; $(TOOL) scripts.run_tests suite
+check-ruff: ; $(TOOL) ruff check .
+check-ruff-format: ; $(TOOL) ruff format --check .
+check-mypy: ; $(TOOL) mypy
+check-snakefmt: ; $(TOOL) snakefmt --check Snakefile workflows studies
+check-snakemake-lint: ; $(TOOL) snakemake --lint
+check-wheel: ; $(TOOL) scripts.check_wheel
+check-sanitizers: ; $(TOOL) scripts.check_native
 
 test-slurm: ## run a small sweep through a Slurm that is installed, started on loopback and stopped again (root)
 	$(SETUP) dev
@@ -57,10 +71,12 @@ reference: ## run every experiment, take the results into results/reference, dra
 	@$(BIN)/python -m studies.training reference
 	@$(BIN)/python -m studies.peers reference
 	@$(BIN)/python -m scripts.tables
+	@$(BIN)/python -m scripts.crate
 
-tables: ## write the tables of README and docs from results/reference
+tables: ## write the tables of README and docs, and the RO-Crate, from results/reference
 	$(SETUP) workflow
 	@$(BIN)/python -m scripts.tables
+	@$(BIN)/python -m scripts.crate
 
 format: ## format Python and Snakemake files, and fix what ruff can fix
 	$(SETUP) dev

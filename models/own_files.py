@@ -12,13 +12,12 @@ import hashlib
 import importlib.util
 import os
 import sysconfig
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.util.imports import imported_names
+from gpipe_bench.util.imports import import_closure
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _OURS: Final = "gpipe_bench"
@@ -94,33 +93,7 @@ def own_files(own: OwnName) -> dict[str, Path]:
         raise ConfigError([f"model must be in a {kind} that exists, got {str(own)!r}; {hint}"])
     folders = (main.parent, Path.cwd()) if own.is_file else (Path.cwd(),)
     first = main.stem if own.is_file else own.place
-    found = {first: main}
-    missing: set[str] = set()
-    waiting = list(_needed(first, main))
-    while waiting:
-        # Of "from a import b" either may be a module.
-        for name in waiting.pop():
-            if name in found:
-                break
-            path = None if name in missing else _find(name, folders, own.place)
-            if path is None:
-                missing.add(name)
-                continue
-            found[name] = path
-            waiting += _needed(name, path)
-            break
-    return found
-
-
-def _needed(name: str, path: Path) -> Iterator[tuple[str, ...]]:
-    """What a module needs: the packages above it run when it is imported."""
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    if above := name.rpartition(".")[0]:
-        yield (above,)
-    try:
-        yield from imported_names(package, path.read_bytes())
-    except (SyntaxError, ValueError, ImportError):
-        return  # importing it says what is wrong
+    return import_closure({first: main}, cache(lambda name: _find(name, folders, own.place)))
 
 
 def _find(name: str, folders: tuple[Path, ...], named: str) -> Path | None:

@@ -62,7 +62,6 @@ def environment(cache: Path) -> dict[str, str] | None:
 
 
 def _library(name: str) -> str | None:
-    """The path of a shared library of the compiler."""
     command = find_compiler()
     if command is None:
         return None

@@ -1,4 +1,4 @@
-"""How long simulations take: ``python -m scripts.simulator_speed [--out docs/simulator_speed.md]``.
+"""How long simulations take: ``python -m scripts.simulator_speed [--out FILE.md]``.
 
 CPU seconds of one core, the least of some runs, beside what they should be: the predictions of all published tables,
 each time in a process of its own, and :func:`gpipe_bench.simulator.simulate` at its defaults, memory and two steps
@@ -41,7 +41,7 @@ _MODELS: Final = (Model("amoebanet-d", {"L": 60, "D": 256}), Model("unet", {"B":
 
 _HEAD: Final = """# How long the simulator takes
 
-Written by `python -m scripts.simulator_speed --out docs/simulator_speed.md`. CPU seconds of one core, the least
+Written by `python -m scripts.simulator_speed`. CPU seconds of one core, the least
 of some runs; {machine}.
 
 | what | should be, s | is, s |
@@ -112,7 +112,6 @@ def _of_model(model: Model, n: int, m: int, cache: str) -> float:
 
 
 def _page(machine: str) -> Iterator[str]:
-    """The page, piece by piece."""
     yield _HEAD.format(machine=f"{machine}, Python {platform.python_version()}")
     cold, warm = _predictions()
     yield f"| predictions of all published tables, nothing stored | 8 | {cold:.1f} |\n"

@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from scripts import columns
-from scripts.table_contents import REFERENCE, ROOT, TABLES
+from scripts.table_contents import ROOT, TABLES
 
 PAGES: Final = (
     "README.md",
@@ -30,8 +29,8 @@ PAGES: Final = (
 _BLOCK: Final = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def rendered(pages: Mapping[str, str], folder: Path = REFERENCE) -> dict[str, str]:
-    """The text of each page with its tables as the results in ``folder`` give them.
+def rendered(pages: Mapping[str, str]) -> dict[str, str]:
+    """The text of each page with its tables as the reference results give them.
 
     Raises:
         ValueError: a table is unknown, missing, or there twice.
@@ -39,7 +38,7 @@ def rendered(pages: Mapping[str, str], folder: Path = REFERENCE) -> dict[str, st
     names = [found.group(2) for text in pages.values() for found in _BLOCK.finditer(text)]
     if sorted(names) != sorted(TABLES):
         raise ValueError(f"tables must be {', '.join(TABLES)}, each once, got {', '.join(names)}; mend the marks")
-    made = {name: table(folder) for name, table in TABLES.items()}
+    made = {name: table() for name, table in TABLES.items()}
     return {
         page: _BLOCK.sub(lambda found: f"{found.group(1)}\n{made[found.group(2)]}\n{found.group(3)}", text)
         for page, text in pages.items()

@@ -153,7 +153,6 @@ def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Itera
 
 @contextmanager
 def _blame(name: str) -> Iterator[None]:
-    """Add the name of the layer to an exception."""
     try:
         yield
     except Exception as error:

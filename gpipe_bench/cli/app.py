@@ -44,7 +44,7 @@ _COMMANDS: Final = {
     "balance": ("balance.balance", _HIDDEN),
     "predictions": ("predictions.predictions", _HIDDEN),
     "datapackage": ("datapackage.app", _HIDDEN),
-    "simulate-published": ("simulations.simulate_published", _HIDDEN),
+    "simulate-published": ("results.simulate_published", _HIDDEN),
     "collect": ("results.collect", _HIDDEN),
     "published": ("results.published", _HIDDEN),
     "trace": ("results.trace", _HIDDEN),
@@ -57,8 +57,8 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
         name="gpipe-bench",
         help=(
             "Simulate and measure pipeline-parallel training, and turn the results into tables, figures and traces.\n\n"
-            "A first simulation: gpipe-bench simulate. All experiments: snakemake --cores 1 ablation. "
-            "One GPU and ten minutes: gpipe-bench gpu --out DIR."
+            "A first simulation: gpipe-bench simulate --balance 34-76-70-61. "
+            "All experiments: snakemake --cores 1 ablation. One GPU and ten minutes: gpipe-bench gpu --out DIR."
         ),
         rich_markup_mode="markdown",
         invoke_without_command=True,

@@ -76,7 +76,6 @@ def balance(
 def _costs(
     model: str, model_args: str, by: str, *, batch_size: int, chunks: int, options: dict[str, Any]
 ) -> list[float]:
-    """Cost of each layer."""
     import torch
 
     from gpipe_bench.balance import layer_simulated_times, layer_sizes, layer_times

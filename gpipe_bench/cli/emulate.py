@@ -104,7 +104,6 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
 
 
 def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> None:
-    """Emulate one cell, and print its last step."""
     from gpipe_bench.emulator.build import obstacle
 
     for path in filter(None, (trace, out)):

@@ -1,4 +1,4 @@
-"""``collect``, ``table`` and ``trace``: from raw results to what people read."""
+"""``simulate-published``, ``collect``, ``table``, ``trace``: from raw results to what people read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row
 
 _NAMED: Final = 5
+_SCATTER: Final = 0.2
+"""Width of an interval over its median from which on a machine was busy."""
+
 _TABLE_COLUMNS: Final = (
     *("experiment", "evidence", "model", "model_args", "variant", "partitions", "chunks", "batch_size"),
     *("repeat", "status", "reason", "throughput_samples_per_s", "device"),
@@ -61,6 +64,24 @@ def published(
     typer.echo(f"wrote {out} with {len(rows)} rows")
 
 
+def simulate_published(
+    table: Annotated[str, typer.Argument(help="A published table, such as unet-speed.")],
+    out: Annotated[Path, typer.Option(help="The raw results to write, one JSON file.")],
+) -> None:
+    """Simulate the rows of a published table on the hardware and with the settings that they were run with."""
+    from gpipe_bench.bench.published.simulations import simulate_table
+    from gpipe_bench.bench.storage.raw import results_json
+    from gpipe_bench.cli.cells import row_words
+    from gpipe_bench.cli.progress import progress
+    from gpipe_bench.util.files import check_writable, write_files
+
+    check_writable(out)
+    with progress(f"simulating {table}") as task:
+        results = simulate_table(table, lambda row: task.line(row_words(row)))
+    write_files({out: results_json(results)})
+    typer.echo(f"wrote {out} with {len(results)} simulated rows")
+
+
 def table(
     rows: Annotated[Path, typer.Option(help="Table of rows, as collect wrote it.")],
     brief: Annotated[
@@ -93,10 +114,24 @@ def _print_answer(known: list[Row], rows: Path) -> None:
             grid.add(*(field.text for field in line))
         output().print(grid)
         typer.echo("")
+    if wide := _wide(known):
+        typer.echo(
+            f"The machine was busy: intervals of {', '.join(wide)} are wider than {_SCATTER:.0%}, so these measured"
+        )
+        typer.echo("values compare nothing. Measure again on a quiet machine, or see results/reference/measured.\n")
     figures = sorted((rows.parent.parent / "figures").glob(f"{rows.stem}*.png"))
     typer.echo("Look at:    " + "\n            ".join(map(str, figures)))
     typer.echo(f"Everything: gpipe-bench table --rows {rows}")
     typer.echo(f"One page:   gpipe-bench report --results {rows.parent} --out report.html")
+
+
+def _wide(known: list[Row]) -> list[str]:
+    """What was measured with a 95 % interval of throughput too wide to compare anything."""
+    from gpipe_bench.results.outcomes import THROUGHPUT, group_rows
+
+    measured = [group for group in group_rows(known) if group.head.evidence == "measured"]
+    found = [(one.variant, one.interval(THROUGHPUT)) for group in measured for one in group.ordered()]
+    return [name for name, interval in found if interval and interval.high - interval.low > _SCATTER * interval.median]
 
 
 def trace(

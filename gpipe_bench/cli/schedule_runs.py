@@ -92,7 +92,6 @@ def _command(kind: str) -> Callable[..., None]:
 
 
 def _both(kind: str, own: OwnSchedule) -> tuple[OwnRun, Times, str]:
-    """A run, its prediction, and what that is made from."""
     if kind == "emulate":
         from gpipe_bench.emulator.build import obstacle
 

@@ -11,7 +11,6 @@ import typer
 from gpipe_bench.bench.spec.settings import AUTO
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.storage.raw import RawResult, results_json
-from gpipe_bench.bench.storage.tables import configurations_beside
 from gpipe_bench.cli.cells import (
     CellFile,
     Only,
@@ -27,6 +26,7 @@ from gpipe_bench.cli.cells import (
 from gpipe_bench.cli.options import Processes, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulated_table import print_simulation
+from gpipe_bench.results.configurations import configurations_beside
 from gpipe_bench.results.labels import rows_text
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from gpipe_bench.schedules.table import partition_count

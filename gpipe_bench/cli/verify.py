@@ -15,7 +15,7 @@ from gpipe_bench.results.catalogue import reference_companions, reference_tables
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpipe_bench.bench.evaluation.verify import Check, Tolerance
+    from gpipe_bench.bench.evaluation.verify import Check
 
 _SHOWN: Final = 5
 _PREDICTIONS: Final = "predictions"
@@ -44,7 +44,7 @@ def verify(
 ) -> None:
     """Check results and say which cell is outside which tolerance, or not there; exit status 1 when there is one."""
     from gpipe_bench.bench.evaluation.verify import CHECK_COLUMNS, judge, left_out, records
-    from gpipe_bench.bench.evaluation.verify_tables import read_tolerances
+    from gpipe_bench.bench.evaluation.verify_tables import checks_of_claims, checks_of_predictions, read_tolerances
     from gpipe_bench.measure.host import host_facts
     from gpipe_bench.results.tables import csv_text
     from gpipe_bench.util.files import check_writable, write_files
@@ -58,11 +58,12 @@ def verify(
     reference = reference or REFERENCE_FOLDER
     found: defaultdict[str, list[Check]] = defaultdict(list)
     if predictions:
-        found[_PREDICTIONS] += _of_predictions(predictions, reference)
+        found[_PREDICTIONS] += checks_of_predictions(predictions, reference_companions("predictions", reference))
     for table in tables or []:
         found[table.stem] += _of_table(table, reference)
     if claims:
-        found[_CLAIMS] += _of_claims(claims, reference, limits)
+        olds = reference_companions("transparency_verdict", reference)
+        found[_CLAIMS] += checks_of_claims(claims, olds, limits)
     for name in found if "all" in (part or ()) else found.keys() & set(part or ()):
         found[name] = [left_out(check) for check in found[name]]
     checks = judge(chain(*found.values()), limits)
@@ -93,31 +94,11 @@ def _report_missing(name: str, checks: Sequence[Check]) -> None:
         typer.echo(f"run the rest of it, or allow a part: --part {name}", err=True)
 
 
-def _of_predictions(path: Path, reference: Path) -> list[Check]:
-    """The checks of the predictions, against print and reference, and the lines that the reference has beyond them."""
-    from gpipe_bench.bench.evaluation.verify_tables import (
-        changed_predictions,
-        checks_of_predictions,
-        missing_predictions,
-    )
-
-    found, olds = checks_of_predictions(path), reference_companions("predictions", reference)
-    return [*found, *changed_predictions(found, olds), *missing_predictions(found, olds)]
-
-
-def _of_claims(path: Path, reference: Path, limits: Sequence[Tolerance]) -> list[Check]:
-    """The checks of the claims, and what the reference and the tolerances ask for beyond them."""
-    from gpipe_bench.bench.evaluation.verify_tables import checks_of_claims, missing_claims
-
-    olds = reference_companions("transparency_verdict", reference)
-    return [*checks_of_claims(path), *missing_claims(path, olds, limits)]
-
-
 def _of_table(table: Path, reference: Path) -> list[Check]:
     """The checks of a table of rows against the reference tables of its name."""
     import pandas as pd
 
-    from gpipe_bench.bench.evaluation.verify import checks_of_emulations, checks_of_rows, missing_cells
+    from gpipe_bench.bench.evaluation.verify import checks_of_emulations, checks_of_rows
     from gpipe_bench.bench.evaluation.verify_tables import check_configurations
     from gpipe_bench.results.rows import Row
     from gpipe_bench.results.tables import frame_of, read_table
@@ -127,7 +108,6 @@ def _of_table(table: Path, reference: Path) -> list[Check]:
     olds = [path for path in reference_tables(reference) if path.stem == table.stem]
     known = pd.concat([read_table(old, _NEEDED, Row) for old in olds]) if olds else frame_of([], Row)
     found = list(checks_of_rows(table.stem, rows, known))
-    if not found:
+    if all(check.verdict for check in found):
         typer.echo(f"{table}: no cell of it is among the reference rows", err=True)
-    found += checks_of_emulations(table.stem, rows)
-    return [*found, *missing_cells(table.stem, rows, known)]
+    return [*found, *checks_of_emulations(table.stem, rows)]

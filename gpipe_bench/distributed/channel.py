@@ -86,7 +86,6 @@ def own_groups(group: Any, timeout_s: float, device: torch.device) -> tuple[Grou
 
 
 def _meet(store: Any, group: dist.ProcessGroup, timeout: timedelta) -> None:
-    """Wait until all processes of a group are here."""
     store.set(f"here/{group.rank()}", "")
     keys = {f"here/{peer}": rank for peer, rank in enumerate(ranks_of(group))}
     rule = "all processes must make the pipeline"

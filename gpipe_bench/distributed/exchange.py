@@ -180,7 +180,6 @@ class Exchange(Mailboxes):
             self.check()
 
     def _source(self, way: str, i: int, j: int, skip: Any) -> int:
-        """Rank of the process that fills a box."""
         if way in ("begin", "end"):
             return i
         forward = way == "F"

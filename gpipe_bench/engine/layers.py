@@ -185,7 +185,6 @@ class Layers(nn.Module):
         return self
 
     def _check_stays(self, device: Device, call: str) -> None:
-        """Refuse a call that would move a layer."""
         try:
             there = {named_device("device", device)}
         except (ValueError, IndexError):

@@ -94,7 +94,7 @@ class Figure:
             OutputError: the figure cannot be written.
         """
         with drawing():
-            return save(self.canvas(self.read(rows_csv, selection)), out_stem)
+            return save(self.canvas(self.read(rows_csv, selection)), out_stem, self.caption)
 
 
 def lay_out(rows: Rows, width_in: float) -> Canvas:

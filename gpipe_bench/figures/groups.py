@@ -34,8 +34,7 @@ def setting_words(row: Row) -> str:
         f"{row.chunks}{_NBSP}chunks" if row.chunks else "",
         f"batch{_NBSP}{row.batch_size}" if row.batch_size else "",
         f"checkpoint{_NBSP}{row.checkpoint}" if row.checkpoint else "",
-        "" if row.backward in ("", "autograd") else f"backward{_NBSP}{row.backward}",
-        "" if row.schedule in ("", "gpipe") else f"schedule{_NBSP}{row.schedule}",
+        "" if row.backward in ("", "autograd") else f"schedule{_NBSP}{row.schedule}",
         "" if row.transfer in ("", "direct") else f"transfer{_NBSP}{row.transfer}",
         f"autograd of PyTorch{_NBSP}1.3" if row.flavour == "published" else "",
     ]

@@ -11,24 +11,30 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Figure, Panel, Rows, Selection, across, heading, legend, note
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE
 from gpipe_bench.figures.tables import read_beside
+from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.results.rows import EVIDENCE, Row
-from gpipe_bench.results.tables import frame_of
+from gpipe_bench.results.tables import frame_of, read_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_SPEED: Final = "throughput_samples_per_s"
 METRICS: Final = {
-    "throughput_samples_per_s": "throughput (samples/s)",
+    _SPEED: "throughput (samples/s)",
     "peak_reserved_gib": "memory reserved, all devices (GiB)",
 }
 """What is drawn, with its name on the axis: the first that the published rows have."""
 
 _SETTING: Final = ("partitions", "chunks", "batch_size", "checkpoint", "model_args")
 _LINE_IN: Final = 0.155
+_GAIN: Final = 1.28
+"""Place of the speed-ups beside the errors, over the width of the axes."""
+
 _MARKS: Final[dict[str, dict[str, Any]]] = {
     "published": {"marker": "d", "markersize": 6.5, "markerfacecolor": "none", "markeredgecolor": INK},
     "simulated": {"marker": "o", "markersize": 3.6, "color": EVIDENCE_COLOURS["simulated"]},
@@ -70,14 +76,15 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     models = dict.fromkeys(row.model for row in rows)
     parts = [_model([row for row in rows if row.model == model], metric, drawn, width_in) for model in models]
     handles = [Line2D([], [], linestyle="none", label=kind, **_MARKS[kind]) for kind in kinds]
-    words = f"Right: {drawn} over published, minus 1. n: partitions, m: micro-batches."
+    gains = "; then both over the first row" if metric == _SPEED else ""
+    words = f"Right: {drawn} over published, minus 1{gains}. n: partitions, m: micro-batches."
     return [*across(parts), legend(handles, len(handles)), note(words, width_in)]
 
 
 def _model(rows: Sequence[Row], metric: str, drawn: str, width_in: float) -> Rows:
     devices = dict.fromkeys(f"{row.evidence}: {row.device}" for row in rows if row.device)
     sizes = len({row.model_args for row in rows}) > 1
-    words = [*devices, *([f"in brackets: {', '.join(_sizes(rows[0].model_args))}"] if sizes else [])]
+    words = [*devices, *([f"n ({', '.join(_sizes(rows[0].model_args))}), parameters"] if sizes else [])]
     kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in rows)]
     table = frame_of(rows, Row).groupby([*_SETTING], sort=False, dropna=False)
     lines = [_line(own, metric, sizes=sizes) for _, own in table]
@@ -92,12 +99,24 @@ def _sizes(model_args: str) -> dict[str, str]:
     return {name: known[name] for name in ("L", "B", "D", "C") if name in known}
 
 
+def _parameters(model: str, sizes: dict[str, str]) -> str:
+    """The number of parameters that the table of a model prints for its sizes; empty where there is none."""
+    printed = read_text(PUBLISHED_FOLDER / "published.csv")
+    printed = printed[(printed["metric"] == "parameters") & (printed["table"] == f"{model}-memory")]
+    found = printed["value"][[_sizes(words) == sizes for words in printed["model_args"]]].astype(float)
+    if found.empty:
+        return ""
+    unit, scale = ("B", 1e9) if found.iloc[0] >= 1e9 else ("M", 1e6)
+    return f" {significant(found.iloc[0] / scale)}{unit}"
+
+
 def _line(line: pd.DataFrame, metric: str, *, sizes: bool) -> _Line:
     kinds = line.groupby("evidence", sort=False)
     values, first = kinds[metric].median().dropna(), kinds["status"].first()
     failures = {str(kind): status for kind, status in first.items() if status != "ok" and kind not in values}
     head = line.iloc[0]
-    size = f"({', '.join(_sizes(head['model_args']).values())})" if sizes else f"m={head['chunks']}"
+    known = _sizes(head["model_args"])
+    size = f"({', '.join(known.values())}){_parameters(head['model'], known)}" if sizes else f"m={head['chunks']}"
     return _Line(f"n={head['partitions']} {size}", {str(kind): value for kind, value in values.items()}, failures)
 
 
@@ -115,11 +134,17 @@ def _draw(axes: Axes, lines: Sequence[_Line], drawn: str, label: str) -> None:
         for kind, value in line.known.items():
             axes.plot(value, y, linestyle="none", zorder=4 if kind in ("published", "emulated") else 3, **_MARKS[kind])
         if {drawn, "published"} <= set(line.known):
-            error = f"{line.known[drawn] / line.known['published'] - 1:+.1%}"
-            axes.text(1.02, y, error.replace("-", "\N{MINUS SIGN}"), transform=place, va="center_baseline")
+            error = f"{line.known[drawn] / line.known['published'] - 1:+.1%}".replace("-", "\N{MINUS SIGN}")
+            axes.text(1.02, y, error, transform=place, va="center_baseline")
+            if label == METRICS[_SPEED] and {drawn, "published"} <= set(lines[0].known):
+                gains = ", ".join(f"{line.known[kind] / lines[0].known[kind]:.2f}" for kind in ("published", drawn))
+                axes.text(_GAIN, y, gains + TIMES, transform=place, va="center_baseline")
         # On the emptier side of the marks.
         x, side = (0.02, "left") if min(line.known.values(), default=end) > 0.45 * end else (0.98, "right")
-        failed = ", ".join(f"{kind}: {status}" for kind, status in line.failures.items())
+        failed = "; ".join(
+            f"{', '.join(kind for kind, found in line.failures.items() if found == status)}: {status}"
+            for status in dict.fromkeys(line.failures.values())
+        )
         axes.text(x, y, failed, transform=place, va="center_baseline", ha=side, color=FAINT, style="italic")
 
 
@@ -127,7 +152,8 @@ TABLES: Final = Figure(
     name="tables",
     caption=(
         "Each row of a published table: its published value, and the simulated, emulated or measured values of the "
-        "same settings. Published and simulated throughput is over an epoch, whose last batch is smaller."
+        "same settings, with the speed-up over the first row. Published and simulated throughput is over an epoch, "
+        "whose last batch is smaller."
     ),
     sources=("",),
     read=_read,

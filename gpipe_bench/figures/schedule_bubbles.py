@@ -61,19 +61,23 @@ def _read(path: Path, selection: Selection) -> list[Row]:
 
 
 def _panels(rows: Sequence[Row], width_in: float) -> Rows:
-    """A panel for each setting, and one of overlap."""
+    """A panel for each setting, and one of overlap beside what is not measured."""
     shown = settings_of(rows)[: _PANELS - 1]
     kinds = [kind for kind in _LOOK if any(kind in setting.idle for setting in shown)]
     evidence = [kind for kind in EVIDENCE_COLOURS if any(name.startswith(kind) for name in kinds)]
     handles: list[Any] = [Line2D([], [], linestyle="none", label=kind, **_LOOK[kind]) for kind in kinds]
     p, m = _OVERLAP
-    words = (
-        "Formula: T_F = T_B = T_W, equal partitions, free transfers. Right: step of dualpipe_v by the formula, "
-        f"{m} micro-batches on {p} devices, if the two parts of a pair take less than one after the other."
-    )
+    words = "Formula: T_F = T_B = T_W, equal partitions, free transfers."
+    panels = [Panel(_draw_idle, setting, _HEIGHT_IN) for setting in shown]
+    if "measured" not in evidence:
+        panels.append(Panel(_draw_overlap, None, _HEIGHT_IN))
+        words += (
+            f" Right: step of dualpipe_v by the formula, {m} micro-batches on {p} devices, if the two parts of a pair "
+            "take less than one after the other."
+        )
     return [
         heading("Idle share of all devices", evidence, "", width_in),
-        [*(Panel(_draw_idle, setting, _HEIGHT_IN) for setting in shown), Panel(_draw_overlap, None, _HEIGHT_IN)],
+        panels,
         legend(handles, len(handles)),
         note(words, width_in),
     ]
@@ -105,7 +109,7 @@ def _kind(row: Row) -> str:
 
 
 def _devices(row: Row) -> int:
-    return len(_schedule(row).devices)
+    return device_count(row.schedule, row.partitions or 1)
 
 
 def _schedule(row: Row) -> Schedule:

@@ -28,6 +28,7 @@ from gpipe_bench.results.rows import Row
 from gpipe_bench.results.shapley import Share
 
 _COMPONENTS: Final = Components.__slots__
+_BASELINE: Final = "The variant baseline has clock cycle and early recompute on."
 _DIAMOND: Final[dict[str, Any]] = {
     "marker": "D", "linestyle": "none", "markersize": 3.4, "markeredgecolor": INK, "markeredgewidth": 0.5,
 }  # fmt: skip
@@ -75,7 +76,7 @@ def _group(group: Group, beside: Sequence[Group], width_in: float) -> Rows:
         [Panel(partial(_draw, names=names if k == 0 else []), one, height) for k, one in enumerate(shown)],
         legend(handles[:2], 2),
         legend(handles[2:], 1),
-        note(f"All off to all on: {'; '.join(one.total for one in shown)}.", width_in),
+        note(f"All off to all on: {'; '.join(one.total for one in shown)}. {_BASELINE}", width_in),
     ]
 
 

@@ -81,6 +81,7 @@ _RC: Final[dict[str, Any]] = {
 }
 
 _DIGITS: Final = re.compile(rb"(\d\.\d\d)\d+")
+_UNTURNED: Final = re.compile(rb' transform="rotate\(-0 [^)]*\)"')
 
 # Without dates, versions and producers a file changes only when its picture does.
 _METADATA: Final[dict[str, dict[str, Any]]] = {
@@ -97,8 +98,10 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, out_stem: Path) -> list[Path]:
+def save(figure: Figure, out_stem: Path, caption: str = "") -> list[Path]:
     """Write ``<out_stem>.svg``, ``.pdf`` and ``.png``: all three, or none; to be called inside :func:`drawing`.
+
+    The SVG file holds its title, made of its name, and the caption.
 
     Returns:
         The three paths, in that order.
@@ -108,10 +111,11 @@ def save(figure: Figure, out_stem: Path) -> list[Path]:
     """
     if not out_stem.name:
         raise OutputError(f"figure must have a file name, got {str(out_stem)!r}; name a file without suffix in --out")
+    words = {".svg": {"Title": out_stem.name.replace("_", " "), "Description": caption or None}}
     pictures = {}
     for suffix in SUFFIXES:
         picture = BytesIO()
-        figure.savefig(picture, format=suffix[1:], metadata=_METADATA[suffix])
+        figure.savefig(picture, format=suffix[1:], metadata={**_METADATA[suffix], **words.get(suffix, {})})
         content = _slim(picture.getvalue()) if suffix == ".svg" else picture.getvalue()
         pictures[out_stem.with_name(out_stem.name + suffix)] = content
     write_files(pictures)
@@ -119,6 +123,7 @@ def save(figure: Figure, out_stem: Path) -> list[Path]:
 
 
 def _slim(svg: bytes) -> bytes:
-    """Places to a hundredth of a point, of which matplotlib writes six digits; a font for readers who lack that one."""
+    """Places to a hundredth of a point, of which matplotlib writes six digits; no turns by nothing; a second font."""
     placed = re.sub(rb'\b(?:d|x|y|transform)="[^"]*"', lambda found: _DIGITS.sub(rb"\1", found[0]), svg)
+    placed = _UNTURNED.sub(b"", placed)
     return placed.replace(b"'DejaVu Sans'", b"'DejaVu Sans', Verdana, sans-serif")

@@ -174,7 +174,7 @@ def _draw(axes: Axes, step: Step, axis_us: float, width_in: float, *, last: bool
             shape = Path.unit_rectangle().transformed(place)
             shapes.setdefault((box.event.kind, points >= _HATCHED_FROM_PT), []).append(shape)
             text = str(box.event.microbatch)
-            if points >= text_width_pt(text) + 0.4 and share * scale * 72 >= FONT_PT + 1:
+            if points >= text_width_pt(text) - 0.5 and share * scale * 72 >= FONT_PT + 1:
                 _number(axes, (start + length / 2000, middle), text, box.event.kind)
     for (kind, wide), boxes in sorted(shapes.items()):
         # One shape for all of one look: its hatch is drawn once.

@@ -169,7 +169,6 @@ def _maximum(data: Tensor) -> Tensor:
 def _pair(
     text: str, told: tuple[str, str], function: Any, operands: Any, *, wanted: Sequence[int] = (0,)
 ) -> tuple[Case, Case]:
-    """Forward and backward."""
     forward = Case(text, told[:1], _forward(function, operands))
     return forward, Case(f"{text}, backward", told[1:], _backward(function, operands, wanted))
 

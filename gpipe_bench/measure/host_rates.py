@@ -26,8 +26,6 @@ _PASSES: Final = 20
 
 
 class _Block(nn.Module):
-    """A block of a transformer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)

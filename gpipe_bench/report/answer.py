@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.groups import ordered_groups, setting_words
@@ -14,6 +15,11 @@ from gpipe_bench.figures.text import TIMES, significant
 from gpipe_bench.report.tables import Field, PageTable
 from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Group, Outcome
 from gpipe_bench.results.rows import Row
+
+_ON_A_CPU: Final = (
+    "Ways to run on a CPU with one thread per operator: throughput over the plain loop, and peak memory "
+    "(the plain module with all cores in each operator is faster than all of them: docs/peers.md)"
+)
 
 
 def answers(rows: Sequence[Row]) -> list[PageTable]:
@@ -26,9 +32,7 @@ def answers(rows: Sequence[Row]) -> list[PageTable]:
         found.append(_table("Published variants: throughput and peak memory", others, list(PUBLISHED)))
     if on_cpu:
         ways = dict.fromkeys(outcome.variant for group in on_cpu for outcome in group.ordered())
-        found.append(
-            _table("Ways to run on a CPU: throughput over the plain loop, and peak memory", on_cpu, list(ways))
-        )
+        found.append(_table(_ON_A_CPU, on_cpu, list(ways)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from markupsafe import Markup
 
 from gpipe_bench import __version__
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.registry import FIGURES
 from gpipe_bench.figures.style import EVIDENCE_COLOURS
 from gpipe_bench.figures.tables import is_race, read_events, read_rows
 from gpipe_bench.report.answer import answers
@@ -101,7 +101,7 @@ def write_report(results: Path, figures: Path | None, out: Path, step: Step = la
         sections=sections,
         origins=[origin(path, results) for path in paths],
         counts={kind: evidence.count(kind) for kind in EVIDENCE if kind in evidence},
-        timeline={"kinds": kinds(), "fields": EVENT_FIELDS, "sets": list(_timelines(sources, rows))},
+        timeline={"kinds": kinds(), "fields": EVENT_FIELDS, "sets": _timelines(sources, rows)},
     )
     write_files({out: page})
     return out
@@ -149,6 +149,7 @@ def _figure(path: Path, source: Source, drawn: DrawnFigure | None) -> PageFigure
     # As a part of the page, so that its text can be searched: without the prologue of a file, names of groups, which
     # other figures have, too, and the font, which the page says once.
     picture = path.read_text(encoding="utf-8")
+    caption = re.search(r"<dc:description>(.*?)</dc:description>", picture, flags=re.DOTALL)
     picture = re.sub(r"<metadata>.*?</metadata>", "", picture[picture.index("<svg") :], flags=re.DOTALL)
     picture = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", re.sub(r"\s*\n\s*", " ", picture)).replace("> <", "><")
     picture = picture.replace("font-family: 'DejaVu Sans', Verdana, sans-serif; ", "")
@@ -159,7 +160,7 @@ def _figure(path: Path, source: Source, drawn: DrawnFigure | None) -> PageFigure
         evidence=drawn.evidence if drawn else source.evidence or _evidence_in(path.stem),
         hardware=source.hardware,
         image=Markup(picture),  # noqa: S704 - a figure of this project
-        caption=FIGURES[drawn.kind].caption if drawn else "",
+        caption=html.unescape(caption[1]) if caption else "",
         table=str(drawn.table) if drawn else "",
     )
 
@@ -170,14 +171,17 @@ def _evidence_in(name: str) -> str:
     return end if end in EVIDENCE else ""
 
 
-def _timelines(sources: Sequence[Source], rows: dict[Path, list[Row]]) -> Iterator[dict[str, Any]]:
+def _timelines(sources: Sequence[Source], rows: dict[Path, list[Row]]) -> list[dict[str, Any]]:
+    """The steps of ablations, then those of other tables; a sweep has too many that nobody could tell apart."""
+    found = []
     for source in sources:
-        for path in (path for path in source.tables if path in rows):
+        for path in (path for path in source.tables if path in rows and not path.stem.startswith("sweep")):
             events = path.with_name(f"{path.stem}_events.csv")
             # A table of events without any has a header alone.
             if events.exists() and events.read_bytes().count(b"\n") > 1:
-                name = f"{path.stem} on {source.hardware}" if source.hardware else path.stem
-                yield from timeline_set(name, read_events(events), rows[path])
+                name = path.stem.replace("_", " ") + (f" on {source.hardware}" if source.hardware else "")
+                found += timeline_set(name, read_events(events), rows[path])
+    return sorted(found, key=lambda one: not one["name"].startswith("ablation"))
 
 
 def _render(**words: Any) -> str:

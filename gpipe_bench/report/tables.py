@@ -54,6 +54,7 @@ class PageTable:
         header: names of the columns.
         lines: a field per column in each.
         facts: what every line says alike.
+        total: how many lines the file gives; ``lines`` are the first of them.
     """
 
     title: str
@@ -61,10 +62,11 @@ class PageTable:
     header: list[str]
     lines: list[list[Field]]
     facts: list[str] = field(default_factory=list)
+    total: int = 0
 
 
 def page_table(title: str, table: pd.DataFrame) -> PageTable:
-    """A CSV file, read as text, as a table; of a long one the beginning, and the facts say so.
+    """A CSV file, read as text, as a table; of a long one the beginning.
 
     Repeats of a cell become one line with their number and medians. Columns that are the same in every line become
     facts. Lines with a verdict other than ok come first.
@@ -74,12 +76,12 @@ def page_table(title: str, table: pd.DataFrame) -> PageTable:
     if "verdict" in shown:
         shown = shown.sort_values("verdict", key=lambda verdicts: verdicts == "ok", kind="stable")
     shown = _medians(shown) if "repeat" in shown else shown
-    facts = [] if len(shown) <= _LINES_AT_MOST else [f"the first {_LINES_AT_MOST} of {len(shown)} lines"]
+    total = len(shown)
     alike = [name for name in shown if len(shown) > 1 and len({*shown[name]}) == 1]
-    facts += [f"{_words(name)} {shown[name].iloc[0]}" for name in alike if shown[name].iloc[0] and name != "evidence"]
+    facts = [f"{_words(name)} {shown[name].iloc[0]}" for name in alike if shown[name].iloc[0] and name != "evidence"]
     shown = shown.drop(columns=alike).head(_LINES_AT_MOST)
     lines = [[_field(name, text) for name, text in zip(shown, line, strict=True)] for line in shown.to_numpy()]
-    return PageTable(title, evidence[0] if len(evidence) == 1 else "", [*map(_words, shown)], lines, facts)
+    return PageTable(title, evidence[0] if len(evidence) == 1 else "", [*map(_words, shown)], lines, facts, total)
 
 
 def _medians(table: pd.DataFrame) -> pd.DataFrame:

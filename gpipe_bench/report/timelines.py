@@ -73,12 +73,14 @@ def _place(variant: str) -> int:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """What tells runs apart: the way to run or the variant, the autograd engine, and the numbers where they differ."""
+    """What tells runs apart: the schedule, the way to run or the variant; the autograd engine; numbers that differ."""
     flavours = len({row.flavour for row in rows}) > 1
     names = []
     for row in rows:
         flavour = f" (PyTorch {'1.3' if row.flavour == 'published' else '2'})" if flavours else ""
-        names.append(f"{way_of(row) or row.variant}{flavour}")
+        scheduled = row.schedule if row.backward == "scheduled" else ""
+        processes = f" in {row.processes} processes" if (row.processes or 1) > 1 else ""
+        names.append(f"{way_of(row) or scheduled or row.variant}{processes}{flavour}")
     many = Counter(names)
     numbers = [f", n={row.partitions}, m={row.chunks}, {row.checkpoint}, batch {row.batch_size}" for row in rows]
     return [name + (more if many[name] > 1 else "") for name, more in zip(names, numbers, strict=True)]

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.results.schema import TABLES
+from gpipe_bench.results.tables import companion_path, csv_text
 
 CONFIGURATIONS: Final = "configurations"
 """Name of the companion: ``ablation.csv`` -> ``ablation_configurations.csv``."""
@@ -37,3 +39,9 @@ def digest(configuration: str) -> str:
 def configuration_records(configurations: Iterable[str]) -> list[dict[str, str]]:
     """A record of :data:`CONFIGURATION_COLUMNS` for each configuration, none twice, in their order."""
     return [{"config_sha256": digest(text), "configuration": text} for text in dict.fromkeys(configurations)]
+
+
+def configurations_beside(rows: Path, configurations: Iterable[str]) -> dict[Path, str]:
+    """The companion of the table at ``rows`` that has its configurations, none twice: its path and text."""
+    text = csv_text(CONFIGURATION_COLUMNS, configuration_records(configurations))
+    return {companion_path(rows, CONFIGURATIONS): text}

@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gpipe_bench.results.rows import SCHEMA_VERSION, Record
+from gpipe_bench.results.rows import Record
 from gpipe_bench.results.schema import TABLES
 
 TINY: Final = ("cells", "combinations")
 """Workloads of tiny layers: host time counts, throughput means nothing."""
 
-KEYS: Final = ("evidence", "workload", "partitions", "chunks", "checkpoint", "variant", "contender")
 STEP_COLUMNS: Final = TABLES["peers-steps"].columns
 """A record per timed step: its round, the place of its contender in the order of that round, and its number there."""
-
-RATIO_COLUMNS: Final = TABLES["peers-ratios"].columns
-"""A record per contender and baseline: its step time over the baseline's, paired by round, 95 % bootstrap interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,27 +23,15 @@ class PeerRow(Record):
     NAMED_BY = "case"
 
     experiment: str = "peers"
-    evidence: str = "measured"
     workload: str = ""
-    model: str = ""
-    model_args: str = ""
     contender: str = ""
     package: str = ""
     package_version: str = ""
     threads: int | None = None
     processes: int | None = None
-    partitions: int | None = None
-    chunks: int | None = None
-    microbatches: int | None = None
-    checkpoint: str = ""
     variant: str = ""
-    batch_size: int | None = None
-    balance: str = ""
     rounds: int | None = None
     steps: int | None = None
-    seed: int | None = None
-    status: str = "ok"
-    reason: str = ""
     step_time_ms: float | None = None
     cpu_time_ms: float | None = None
     host_time_per_cell_us: float | None = None
@@ -68,18 +52,6 @@ class PeerRow(Record):
     gap_contention_ms: float | None = None
     gap_copies_ms: float | None = None
     gap_other_ms: float | None = None
-    device: str = ""
-    device_count: int | None = None
     cores: int | None = None
-    profile: str = ""
-    torch: str = ""
-    cuda: str = ""
-    driver: str = ""
-    python: str = ""
-    commit: str = ""
-    dirty: bool | None = None
-    config_sha256: str = ""
-    started_utc: str = ""
-    schema_version: int = SCHEMA_VERSION
     case: str = ""
     forward_passes: float | None = None

@@ -6,7 +6,7 @@ One schema serves all four kinds of evidence. A failed cell is a row too: its ``
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from gpipe_bench.results.schema import TABLES
@@ -22,7 +22,9 @@ STATUSES: Final = tuple(_FIELDS["status"]["constraints"]["enum"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What rows of every kind can do; ``schema.json`` says what their columns mean.
+    """A row of any kind, with the columns that all kinds have; ``schema.json`` says what columns mean.
+
+    ``None`` means that the value was not taken or does not apply.
 
     Attributes:
         TABLE: name of the table that they are lines of.
@@ -32,59 +34,22 @@ class Record:
     TABLE: ClassVar[str] = ""
     NAMED_BY: ClassVar[str] = ""
 
-    @classmethod
-    def columns(cls) -> tuple[str, ...]:
-        """Names of the columns, in order."""
-        return tuple(c.name for c in fields(cls))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as plain data."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Record):
-    """One row of a result table; ``None`` means that the value was not taken or does not apply."""
-
-    TABLE = "rows"
-    NAMED_BY = "cell"
-
     experiment: str = ""
     evidence: str = "measured"
     model: str = ""
     model_args: str = ""
-    variant: str = ""
-    clock_cycle: bool | None = None
-    fork_join: bool | None = None
-    copy_streams: bool | None = None
-    portals: bool | None = None
-    early_recompute: bool | None = None
-    backward: str = "autograd"
-    transfer: str = "direct"
-    flavour: str = ""
     partitions: int | None = None
     chunks: int | None = None
     microbatches: int | None = None
     checkpoint: str = ""
     batch_size: int | None = None
     balance: str = ""
-    repeat: int | None = None
     seed: int | None = None
     status: str = "ok"
     reason: str = ""
-    throughput_samples_per_s: float | None = None
-    step_time_ms: float | None = None
-    peak_allocated_gib: float | None = None
-    peak_reserved_gib: float | None = None
-    utilization_fraction: float | None = None
-    bubble_fraction: float | None = None
-    copy_fraction: float | None = None
-    recompute_fraction: float | None = None
-    imbalance_fraction: float | None = None
     device: str = ""
     device_count: int | None = None
     profile: str = ""
-    source: str = ""
     torch: str = ""
     cuda: str = ""
     driver: str = ""
@@ -94,6 +59,44 @@ class Row(Record):
     config_sha256: str = ""
     started_utc: str = ""
     schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return TABLES[cls.TABLE].columns
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data."""
+        return {name: getattr(self, name) for name in self.columns()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Record):
+    """One row of a result table."""
+
+    TABLE = "rows"
+    NAMED_BY = "cell"
+
+    variant: str = ""
+    clock_cycle: bool | None = None
+    fork_join: bool | None = None
+    copy_streams: bool | None = None
+    portals: bool | None = None
+    early_recompute: bool | None = None
+    backward: str = "autograd"
+    transfer: str = "direct"
+    flavour: str = ""
+    repeat: int | None = None
+    throughput_samples_per_s: float | None = None
+    step_time_ms: float | None = None
+    peak_allocated_gib: float | None = None
+    peak_reserved_gib: float | None = None
+    utilization_fraction: float | None = None
+    bubble_fraction: float | None = None
+    copy_fraction: float | None = None
+    recompute_fraction: float | None = None
+    imbalance_fraction: float | None = None
+    source: str = ""
     cell: str = ""
     schedule: str = "gpipe"
     processes: int | None = 1

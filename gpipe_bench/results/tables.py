@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import Record
-from gpipe_bench.results.schema import Field, column_field, known_columns, parse_value
+from gpipe_bench.results.schema import TABLES, Field, column_field, known_columns, parse_value
 from gpipe_bench.util.nearest import nearest
 
 if TYPE_CHECKING:
@@ -41,6 +41,15 @@ _MANY_COLUMNS: Final = 20
 _DAMAGED: Final = "it may be cut short or damaged: make it again"
 
 R = TypeVar("R", bound=Record)
+
+
+COMPANIONS: Final = {name: TABLES[name].columns for name in ("devices", "steps", "events")}
+"""Columns of the tables beside ``<experiment>.csv``."""
+
+
+def companion_path(rows: Path, name: str) -> Path:
+    """Where a companion of the table at ``rows`` lies: ``ablation.csv`` -> ``ablation_steps.csv``."""
+    return rows.with_name(f"{rows.stem}_{name}{rows.suffix}")
 
 
 def read_table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gpipe_bench.results.rows import SCHEMA_VERSION, Record
+from gpipe_bench.results.rows import Record
 from gpipe_bench.results.schema import TABLES
 
 KEYS: Final = ("evidence", "model", "seed", "precision", "normalisation", "arm", "checkpoint", "deferred_batch_norm")
@@ -34,27 +34,15 @@ class TransparencyRow(Record):
     NAMED_BY = "arm"
 
     experiment: str = "transparency"
-    evidence: str = "measured"
-    model: str = ""
-    model_args: str = ""
     data: str = ""
     precision: str = "float32"
     normalisation: str = "batch"
     arm: str = ""
-    checkpoint: str = ""
     deferred_batch_norm: bool | None = None
-    partitions: int | None = None
-    chunks: int | None = None
-    microbatches: int | None = None
-    batch_size: int | None = None
-    balance: str = ""
     steps: int | None = None
     learning_rate: float | None = None
     held_out: int | None = None
-    seed: int | None = None
     batch_norms: int | None = None
-    status: str = "ok"
-    reason: str = ""
     loss_last: float | None = None
     accuracy_fraction: float | None = None
     accuracy_batch_fraction: float | None = None
@@ -67,18 +55,6 @@ class TransparencyRow(Record):
     statistics_difference_first: float | None = None
     statistics_difference_last: float | None = None
     updates_per_step: float | None = None
-    device: str = ""
-    device_count: int | None = None
-    profile: str = ""
-    torch: str = ""
-    cuda: str = ""
-    driver: str = ""
-    python: str = ""
-    commit: str = ""
-    dirty: bool | None = None
-    config_sha256: str = ""
-    started_utc: str = ""
-    schema_version: int = SCHEMA_VERSION
 
 
 def arm_label(arm: str, checkpoint: str, deferred: object) -> str:

@@ -1,19 +1,12 @@
-"""YAML as data and nothing else.
-
-Keys are text and stand once in a section; values are text, numbers, true, false, null, lists and sections.
-"""
+"""YAML as data: keys are text and stand once in a section."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any
 
 import yaml
-
-_TAG: Final = "tag:yaml.org,2002:"
-_SCALARS: Final = tuple(_TAG + name for name in ("str", "int", "float", "bool", "null"))
-_PLAIN: Final = (*_SCALARS, f"{_TAG}seq", f"{_TAG}map")
 
 
 def read_yaml(text: str) -> Any:
@@ -29,7 +22,7 @@ def read_yaml(text: str) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         what = ", ".join(part for part in (error.context, error.problem) if part)
         raise ValueError(" ".join(f"{where}{what}".split())) from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
 
 
@@ -44,37 +37,16 @@ def read_yaml_file(path: Path) -> Any:
 
 
 class _DataLoader(yaml.SafeLoader):
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node."""
-        if node.tag not in _PLAIN:
-            got = f"{node.tag.removeprefix(_TAG)} {_shown(node)}"
-            _refuse(f"a value must be text, a number, true, false, a list or a section, got {got}", node.start_mark)
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, KeyError, OverflowError):
-            # A tag that does not fit the text behind it, or a number of thousands of digits.
-            kind = node.tag.removeprefix(_TAG)
-            _refuse(f"a value must be {kind} as it says, got {_shown(node)}", node.start_mark)
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """The section of a node; keys are told apart before a dictionary would merge them."""
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.tag != f"{_TAG}str" or not isinstance(key, yaml.ScalarNode):
-                _refuse(f"key {_shown(key)} must be text; put it in quotes", key.start_mark)
+            if key.tag != "tag:yaml.org,2002:str" or not isinstance(key.value, str):
+                text = key.value[:40] if isinstance(key.value, str) else "that is a list or a section"
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {text} must be text; put it in quotes", problem_mark=key.start_mark
+                )
             if key.value in seen:
-                _refuse(f"key {key.value!r} stands twice", key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-def _shown(node: yaml.Node) -> str:
-    """The text of a node, not all of a long one."""
-    if not isinstance(node, yaml.ScalarNode):
-        return "that is a list or a section"
-    text: str = node.value
-    return text if len(text) <= 40 else f"{text[:40]}... of {len(text)} characters"
-
-
-def _refuse(what: str, mark: yaml.Mark) -> NoReturn:
-    raise yaml.MarkedYAMLError(problem=what, problem_mark=mark)

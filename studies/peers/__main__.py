@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.util.files import check_writable
-from studies.command import SettingsText, run_app, settings_data
+from studies.command import SettingsText, add_figures, run_app, settings_data
 from studies.peers.contenders import contenders_of
 from studies.peers.settings import read_settings
+
+if TYPE_CHECKING:
+    from gpipe_bench.figures.base import Figure
 
 app = typer.Typer(
     pretty_exceptions_enable=False, help="Race the engine, other pipelines and the plain module, in turns."
@@ -65,25 +68,13 @@ def emulate(
     typer.echo(f"wrote {out}")
 
 
-@app.command()
-def figure(
-    rows: Annotated[Path, typer.Option(help="Table of rows.")],
-    out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
-) -> None:
-    """Draw throughput of networks and host time of tiny layers from the table alone."""
-    from studies.peers.figure import PEERS
+def _figure() -> Figure:
+    from studies.peers.figure import FIGURE
 
-    typer.echo(f"wrote {', '.join(map(str, PEERS.draw(rows, out)))}")
+    return FIGURE
 
 
-@app.command()
-def reference() -> None:
-    """Draw the figures of the committed tables again."""
-    from studies.peers.figure import draw_reference
-
-    for paths in draw_reference():
-        typer.echo(f"wrote {', '.join(map(str, paths))}")
-
+add_figures(app, _figure)
 
 if __name__ == "__main__":
     run_app(app)

@@ -13,7 +13,7 @@ class PeerCase:
     """What every contender runs.
 
     Attributes:
-        workload: cells, combinations, convnet, unet or decoder.
+        workload: cells, convnet, unet or decoder.
         model: name of the model.
         model_args: its arguments.
         partitions: n, of contenders with one partition per device.
@@ -29,7 +29,6 @@ class PeerCase:
         devices: how many of them; the CPU counts as one.
         cores: CPU cores that may be used.
         precision: of weights and batch.
-        variant: label of the engine's components; empty: all on.
     """
 
     workload: str
@@ -48,17 +47,11 @@ class PeerCase:
     devices: int = 1
     cores: int = 1
     precision: str = "float32"
-    variant: str = ""
 
     @property
     def id(self) -> str:
         """Readable name, unique in a race."""
-        return f"{self.workload} n={self.partitions} m={self.chunks} {self.checkpoint} {self.variant}".rstrip()
-
-    @property
-    def tiny(self) -> bool:
-        """Whether layers are so small that what counts is the host's time per cell."""
-        return self.workload in {"cells", "combinations"}
+        return f"{self.workload} n={self.partitions} m={self.chunks} {self.checkpoint}"
 
     @property
     def cells(self) -> int:

@@ -23,9 +23,8 @@ from typing import Any, Final
 
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.bench.running.simulated import simulation_facts
-from gpipe_bench.bench.storage.tables import configurations_beside
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.results.configurations import canonical, digest
+from gpipe_bench.results.configurations import canonical, configurations_beside, digest
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import csv_text
 from gpipe_bench.simulator.published.settings import published_settings
@@ -142,7 +141,6 @@ def _values(case: EmulatedCase) -> list[dict[str, Any]]:
 
 
 def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
-    """The values of the rows."""
     # Here and not above: a process has virtual devices from here on.
     from gpipe_bench.emulator.handovers import seen
     from gpipe_bench.emulator.replay.run import replay
@@ -207,8 +205,8 @@ def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
         return GPipe(model.to_empty(device=places[0]), list(case.balance), components=components, **options)
     from studies.peers.virtual_streams import on_virtual_devices
 
-    on_virtual_devices(case.contender)
     home, name = ("torchgpipe", "GPipe") if case.contender == "torchgpipe" else ("fairscale.nn.pipe", "Pipe")
+    on_virtual_devices(home)
     modules: list[Any] = [importlib.import_module(f"{home}{part}") for part in ("", ".pipeline", ".skip")]
     package, pipeline, skip = modules
     layers = translated(model, skip) if components.portals else carried(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, note
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE
@@ -30,11 +29,11 @@ LOOKS: Final = {
     "engine-zb-h1": (OKABE_ITO["blue"], "-", ">"),
     "torchgpipe": (OKABE_ITO["vermilion"], "--", "^"),
     "fairscale": (OKABE_ITO["orange"], "--", "v"),
-    "distributed-gpipe": (OKABE_ITO["sky"], ":", "$G$"),
-    "distributed-1f1b": (OKABE_ITO["blue"], ":", "$F$"),
-    "distributed-interleaved": (OKABE_ITO["blue"], ":", "$I$"),
-    "distributed-zb-h1": (OKABE_ITO["blue"], ":", "$H$"),
-    "distributed-zb-v": (OKABE_ITO["blue"], ":", "$V$"),
+    "distributed-gpipe": (OKABE_ITO["sky"], ":", (4, 1, 0)),
+    "distributed-1f1b": (OKABE_ITO["blue"], ":", (4, 1, 45)),
+    "distributed-interleaved": (OKABE_ITO["blue"], ":", (6, 1, 0)),
+    "distributed-zb-h1": (OKABE_ITO["blue"], ":", (8, 1, 0)),
+    "distributed-zb-v": (OKABE_ITO["blue"], ":", (3, 1, 180)),
     "pipelining-gpipe": (OKABE_ITO["green"], "-.", "s"),
     "pipelining-1f1b": (OKABE_ITO["purple"], "-.", "P"),
     "pipelining-interleaved": (OKABE_ITO["purple"], "-.", "H"),
@@ -65,12 +64,6 @@ class _Contest:
     first: bool
 
 
-def draw_reference(out: Path = Path("figures/reference")) -> Iterator[list[Path]]:
-    """Draw the committed tables below ``out``; gives the paths of each figure."""
-    for table in sorted(REFERENCE_FOLDER.glob("measured/*/peers.csv")):
-        yield PEERS.draw(table, out / f"measured-{table.parent.name}" / "peers")
-
-
 def _read(rows_csv: Path, _: Selection) -> pd.DataFrame:
     rows = read_table(rows_csv, PeerRow.columns(), PeerRow)
     if not any(rows["status"] == "ok"):
@@ -96,7 +89,6 @@ def _panels(rows: pd.DataFrame, width_in: float) -> Rows:
 
 
 def _versions(rows: pd.DataFrame) -> str:
-    """The other packages of a race with their versions."""
     peers = rows[rows["package"].isin(["torchgpipe", "fairscale"])].groupby("package", sort=False)["package_version"]
     return ", ".join(f"{name} {version or '-'}" for name, version in peers.last().items())
 
@@ -170,7 +162,7 @@ def _draw(axes: Axes, contest: _Contest) -> None:
     axes.set_ylabel(contest.label[0] if contest.first else "")
 
 
-PEERS: Final = Figure(
+FIGURE: Final = Figure(
     name="peers",
     caption=(
         "Above: throughput of this engine and of other pipelines over a plain loop of micro-batches; dashed: the limit "

@@ -8,7 +8,7 @@ from gpipe_bench.bench.storage.sources import source_digest
 rule peers:
     """Host time, throughput and gradients of the engine and its peers, and the figure."""
     input:
-        expand("results/peers{table}.csv", table=["", "_steps", "_ratios", "_configurations"]),
+        expand("results/peers{table}.csv", table=["", "_steps", "_configurations"]),
         multiext("figures/peers_measured", ".svg", ".pdf", ".png"),
 
 
@@ -17,7 +17,6 @@ rule race_peers:
     output:
         rows=ensure("results/peers.csv", non_empty=True),
         steps=ensure("results/peers_steps.csv", non_empty=True),
-        ratios=ensure("results/peers_ratios.csv", non_empty=True),
         configurations=ensure("results/peers_configurations.csv", non_empty=True),
     log:
         "logs/race_peers.log",

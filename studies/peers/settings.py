@@ -9,10 +9,18 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import BatchSize, ChunkCounts, Chunks, Count, Modes, Partitions, Section, Seed
+from gpipe_bench.bench.spec.settings import (
+    BatchSize,
+    ChunkCounts,
+    Chunks,
+    Count,
+    Modes,
+    Partitions,
+    Problem,
+    Section,
+    Seed,
+)
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
 from studies.peers.cases import PeerCase
@@ -45,37 +53,12 @@ class CellsRace(Section):
     visit_s: Visit = 0.1
 
     def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
-        """A case per n, m and mode."""
+        """A case per n, m and mode: a layer per partition, micro-batches of two samples."""
         for mode, n, m in product(self.checkpoints, self.partitions, self.chunks):
-            yield _tiny_case("cells", self, (n, m, mode), shared)
-
-
-class CombinationsRace(Section):
-    """Tiny layers once more, in every combination of the engine's components."""
-
-    variants: Variants = ("factorial",)
-    partitions: Partitions = 4
-    chunks: Chunks = 8
-    checkpoints: Modes = ("always", "never")
-    width: Width = 4
-    rounds: Rounds = 5
-    visit_s: Visit = 0.1
-
-    def cases(self, shared: dict[str, Any]) -> Iterator[PeerCase]:
-        """A case per mode and combination."""
-        for mode, label in product(self.checkpoints, labels_of(self.variants)):
-            yield _tiny_case("combinations", self, (self.partitions, self.chunks, mode), {"variant": label, **shared})
-
-
-def _tiny_case(
-    workload: str, race: CellsRace | CombinationsRace, size: tuple[int, int, str], shared: dict[str, Any]
-) -> PeerCase:
-    """A layer per partition, micro-batches of two samples; ``size``: n, m and mode."""
-    n, m, mode = size
-    return PeerCase(
-        workload=workload, model="tiny", model_args=f"L={n};width={race.width}", partitions=n, chunks=m,
-        checkpoint=mode, batch_size=2 * m, balance=(1,) * n, rounds=race.rounds, visit_s=race.visit_s, **shared,
-    )  # fmt: skip
+            yield PeerCase(
+                workload="cells", model="tiny", model_args=f"L={n};width={self.width}", partitions=n, chunks=m,
+                checkpoint=mode, batch_size=2 * m, balance=(1,) * n, rounds=self.rounds, visit_s=self.visit_s, **shared,
+            )  # fmt: skip
 
 
 class NetworkRace(Section):
@@ -140,7 +123,6 @@ class Settings(Section):
     balance_s: Annotated[Seconds, Field(description="seconds in which the layers of a network are timed")] = 3.0
     tolerance: Tolerance = 1e-9
     cells: CellsRace = CellsRace()
-    combinations: CombinationsRace = CombinationsRace()
     convnet: NetworkRace = NetworkRace()
     unet: UNetRace = UNetRace()
     decoder: DecoderRace = DecoderRace()
@@ -158,7 +140,6 @@ class Settings(Section):
         networks = {"convnet": self.convnet, "unet": self.unet, "decoder": self.decoder}
         return [
             *self.cells.cases(shared),
-            *self.combinations.cases(shared),
             *(case for name, network in networks.items() for case in network.cases(name, shared)),
         ]
 
@@ -173,14 +154,12 @@ PRESETS: Final[Mapping[str, dict[str, Any]]] = {
         "contenders": ["engine-autograd", "engine-scheduled", "torchgpipe", "plain", "loop"],
         "balance_s": 1.0,
         "cells": {"partitions": [4], "chunks": [8], "checkpoints": ["always", "never"]},
-        "combinations": {"variants": ["baseline"], "checkpoints": ["always"]},
         **dict.fromkeys(("convnet", "unet", "decoder"), _FEW),
     },
     # The whole path in seconds, for a rehearsal: its numbers mean nothing.
     "quick": {
         "balance_s": 0.1,
         "cells": {"partitions": [2], **_ONCE, "chunks": [4]},
-        "combinations": {"variants": ["baseline"], "partitions": 2, **_ONCE},
         "convnet": {"model_args": "L=2;C=4;size=8", "checkpoints": ["never"], **_TINY},
         "unet": {"model_args": "depth=2;B=1;C=4;size=16;dropout=0", "checkpoints": ["always"], **_TINY},
         "decoder": {

@@ -1,4 +1,4 @@
-"""From the outcomes of a race to its tables: rows, timed steps, ratios of every pair.
+"""From the outcomes of a race to its tables: rows and timed steps.
 
 A ratio pairs by round: in each round all contenders run within seconds of each other, so what else the machine does
 falls on both sides of the ratio of that round. The median of those ratios and its bootstrap interval is what counts.
@@ -12,25 +12,28 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from gpipe_bench.bench.storage.tables import companion_path, configurations_beside
 from gpipe_bench.components import Components
-from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.configurations import configurations_beside, digest
 from gpipe_bench.results.intervals import Interval, median_interval
-from gpipe_bench.results.peer_rows import RATIO_COLUMNS, STEP_COLUMNS, PeerRow
-from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.peer_rows import STEP_COLUMNS, PeerRow
+from gpipe_bench.results.tables import companion_path, csv_text
 from gpipe_bench.util.files import write_files
-from studies.peers.contenders import BASELINES
 from studies.peers.race import ContenderTimes, Raced
 
 _PLAIN: Final = "loop"
+_PAPERS: Final = "torchgpipe"
+"""What host times of tiny layers refer to; throughputs refer to the plain loop."""
+
 _TOGETHER: Final = "loop-processes"
-_ALL_ON: Final = Components().label
+_OF_CASE: Final = (
+    *("workload", "model", "model_args", "chunks", "checkpoint", "batch_size", "rounds", "seed", "cores"),
+)
 
 
 def write_race(
     raced: Sequence[Raced], common: dict[str, Any], tolerance: float, out: Path, configuration: str
 ) -> list[PeerRow]:
-    """Write ``out`` and its companions ``_steps``, ``_ratios`` and ``_configurations``: all or none.
+    """Write ``out`` and its companions ``_steps`` and ``_configurations``: all or none.
 
     Args:
         raced: the cases.
@@ -48,7 +51,6 @@ def write_race(
         {
             out: csv_text(PeerRow.columns(), [row.to_dict() for row in rows]),
             companion_path(out, "steps"): csv_text(STEP_COLUMNS, step_records(raced)),
-            companion_path(out, "ratios"): csv_text(RATIO_COLUMNS, ratio_records(raced)),
             **configurations_beside(out, [configuration]),
         }
     )
@@ -64,20 +66,6 @@ def step_records(raced: Sequence[Raced]) -> list[dict[str, Any]]:
             for step, (wall, cpu) in enumerate(zip(visit.wall_s, visit.cpu_s, strict=True)):
                 times = {"step_time_ms": 1e3 * wall, "cpu_time_ms": 1e3 * cpu}
                 found.append({**head, "round": visit.round, "position": visit.position, "step": step, **times})
-    return found
-
-
-def ratio_records(raced: Sequence[Raced]) -> list[dict[str, Any]]:
-    """A record per contender and baseline that both finished a case."""
-    found = []
-    for one in raced:
-        for outcome in one.outcomes:
-            for baseline in BASELINES:
-                ratio = round_ratios(outcome, _of(one, baseline))
-                if ratio is not None:
-                    head = {**_keys(outcome), "baseline": baseline, "rounds": ratio.n, "case": outcome.case.id}
-                    bounds = {"low": _known(ratio.low), "high": _known(ratio.high)}
-                    found.append({**head, "time_ratio": ratio.median, **bounds})
     return found
 
 
@@ -100,25 +88,14 @@ def _seconds(outcome: ContenderTimes | None) -> float | None:
     return median(_round_medians(outcome).values()) if outcome is not None and outcome.status == "ok" else None
 
 
-def _keys(outcome: ContenderTimes) -> dict[str, Any]:
-    case = outcome.case
-    return {
-        "evidence": "measured",
-        "workload": case.workload,
-        "partitions": len(case.balance),
-        "chunks": case.chunks,
-        "checkpoint": case.checkpoint,
-        "variant": (case.variant or _ALL_ON) if outcome.contender.kind == "engine" else "",
-        "contender": outcome.contender.name,
-    }
-
-
 def _row(outcome: ContenderTimes, one: Raced, tolerance: float) -> dict[str, Any]:
     """Columns that describe the case and the contender, and those that say what came out."""
     case, contender, seconds = outcome.case, outcome.contender, _seconds(outcome)
     found = {
-        **_keys(outcome),
-        **{name: getattr(case, name) for name in ("model", "model_args", "batch_size", "rounds", "seed", "cores")},
+        **{name: getattr(case, name) for name in _OF_CASE},
+        "partitions": len(case.balance),
+        "variant": Components().label if contender.kind == "engine" else "",
+        "contender": contender.name,
         "package": contender.package,
         "package_version": outcome.version,
         "case": case.id,
@@ -136,8 +113,8 @@ def _row(outcome: ContenderTimes, one: Raced, tolerance: float) -> dict[str, Any
 
 
 def _times(outcome: ContenderTimes, one: Raced, seconds: float) -> dict[str, Any]:
-    case, tiny = outcome.case, outcome.case.tiny
-    baseline = BASELINES[0] if tiny else _PLAIN
+    case, tiny = outcome.case, outcome.case.workload == "cells"
+    baseline = _PAPERS if tiny else _PLAIN
     ratio = round_ratios(outcome, _of(one, baseline), inverse=not tiny)
     found: dict[str, Any] = {
         "step_time_ms": 1e3 * seconds,

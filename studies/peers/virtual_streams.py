@@ -17,47 +17,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-PACKAGES: Final = {"torchgpipe": "torchgpipe.stream", "fairscale": "fairscale.nn.pipe.stream"}
-"""Package -> its module of streams."""
-
-
-class CPUStreamType:
-    """Of the one object that stands for "no stream"."""
-
-
-CPUStream: Final = CPUStreamType()
 AbstractStream = Any
+new_stream = torch.Stream
+current_stream = torch.accelerator.current_stream
 
 
-def new_stream(device: torch.device) -> Any:
-    """A stream of a device."""
-    return CPUStream if device.type == "cpu" else torch.Stream(device)
-
-
-def current_stream(device: torch.device) -> Any:
-    """The current stream of a device."""
-    return CPUStream if device.type == "cpu" else torch.accelerator.current_stream(device)
-
-
-def default_stream(device: torch.device) -> Any:
+def default_stream(device: torch.device) -> torch.Stream:
     """The default stream of a device."""
-    if device.type == "cpu":
-        return CPUStream
-    current = torch.accelerator.current_stream(device)
-    return torch.Stream(stream_id=0, device_index=device.index, device_type=current.device_type)
+    kind = torch.accelerator.current_stream(device).device_type
+    return torch.Stream(stream_id=0, device_index=device.index, device_type=kind)
 
 
 @contextmanager
 def use_device(device: torch.device) -> Iterator[None]:
     """Make a device current."""
-    if device.type == "cpu":
-        yield
-        return
     before = torch.accelerator.current_device_index()
     torch.accelerator.set_device_index(device.index)
     try:
@@ -67,11 +45,8 @@ def use_device(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def use_stream(stream: Any) -> Iterator[None]:
+def use_stream(stream: torch.Stream) -> Iterator[None]:
     """Make a stream current on its device; the current device stays."""
-    if not is_cuda(stream):
-        yield
-        return
     index = torch.accelerator.current_device_index()
     before = torch.accelerator.current_stream(stream.device)
     torch.accelerator.set_stream(stream)
@@ -83,40 +58,25 @@ def use_stream(stream: Any) -> Iterator[None]:
         torch.accelerator.set_device_index(index)
 
 
-def get_device(stream: Any) -> torch.device:
+def get_device(stream: torch.Stream) -> torch.device:
     """The device of a stream."""
-    return stream.device if is_cuda(stream) else torch.device("cpu")
+    return stream.device
 
 
-def wait_stream(source: Any, target: Any) -> None:
+def wait_stream(source: torch.Stream, target: torch.Stream) -> None:
     """Let ``source`` wait until ``target`` has run all its present work."""
-    if is_cuda(target):
-        if is_cuda(source):
-            source.wait_stream(target)
-        else:
-            target.synchronize()
+    source.wait_stream(target)
 
 
-def record_stream(tensor: Tensor, stream: Any) -> None:
+def record_stream(tensor: Tensor, stream: torch.Stream) -> None:
     """Note that ``stream`` uses the memory of a tensor."""
-    if is_cuda(stream):
-        tensor.record_stream(stream)
-
-
-def is_cuda(stream: Any) -> bool:
-    """Whether there is a stream."""
-    return stream is not CPUStream
-
-
-def as_cuda(stream: Any) -> Any:
-    """The stream itself."""
-    return stream
+    tensor.record_stream(stream)
 
 
 def on_virtual_devices(package: str) -> None:
-    """Let a package of :data:`PACKAGES`, which has not been imported, use streams of virtual devices."""
-    name = PACKAGES[package]
+    """Let a package with a module ``stream``, which has not been imported, use streams of virtual devices."""
+    name = f"{package}.stream"
     stand_in = ModuleType(name, __doc__)
     vars(stand_in).update({key: value for key, value in globals().items() if not key.startswith("__")})
     sys.modules[name] = stand_in
-    importlib.import_module(name.rpartition(".")[0])
+    importlib.import_module(package)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,8 +12,11 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.transparency_rows import arm_label
 from gpipe_bench.util.files import check_writable, json_text, write_files
 from gpipe_bench.util.processes import PROCESSES
-from studies.command import SettingsText, run_app, settings_data
-from studies.training.settings import Workload, read_settings
+from studies.command import SettingsText, add_figures, run_app, settings_data
+from studies.training.settings import MODELS, Workload, read_settings
+
+if TYPE_CHECKING:
+    from gpipe_bench.figures.base import Figure
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -58,27 +61,13 @@ def collect(
         typer.echo(f"{head}: {v['quantity']} {v['estimate']:.3g}{interval} n={v['n']}: {v['verdict']}")
 
 
-@app.command()
-def figure(
-    rows: Annotated[Path, typer.Option(help="Table of rows; its companions lie beside it.")],
-    out: Annotated[Path, typer.Option(help="Path of the figure without its suffix.")],
-    model: Annotated[str, typer.Option(help="The model to draw.")] = "unet",
-) -> None:
-    """Draw gradient differences, and losses and accuracies beside the plain model, from the tables alone."""
-    from gpipe_bench.figures.base import Selection
-    from studies.training.figure import TRAINING
+def _figure() -> Figure:
+    from studies.training.figure import FIGURE
 
-    typer.echo(f"wrote {', '.join(map(str, TRAINING.draw(rows, out, Selection(model=model))))}")
+    return FIGURE
 
 
-@app.command()
-def reference() -> None:
-    """Draw the figures of the committed tables again."""
-    from studies.training.figure import draw_reference
-
-    for paths in draw_reference():
-        typer.echo(f"wrote {', '.join(map(str, paths))}")
-
+add_figures(app, _figure, MODELS)
 
 if __name__ == "__main__":
     run_app(app)

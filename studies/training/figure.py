@@ -5,7 +5,7 @@ Arms of which a claim is the same to the bit share a line: a pipeline computes t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Figure, Panel, Rows, Selection, across, heading, legend, note
 from gpipe_bench.figures.style import INK, OKABE_ITO, RULE
@@ -61,14 +60,6 @@ _NAMES: Final = {
 }
 
 _VALUES: Final = ("estimate", "low", "high", "verdict")
-
-
-def draw_reference(out: Path = Path("figures/reference")) -> Iterator[list[Path]]:
-    """Draw every model of every committed table below ``out``; gives the paths of each figure."""
-    for table in sorted(REFERENCE_FOLDER.glob("measured/*/transparency.csv")):
-        for model in ("amoebanet-d", "unet"):
-            stem = out / f"measured-{table.parent.name}" / f"transparency_{model}"
-            yield TRAINING.draw(table, stem, Selection(model=model))
 
 
 def _read(rows_csv: Path, selection: Selection) -> Tables:
@@ -211,7 +202,7 @@ def _gradients(axes: Axes, steps: pd.DataFrame) -> None:
     axes.set_xlabel("step")
 
 
-TRAINING: Final = Figure(
+FIGURE: Final = Figure(
     name="transparency",
     caption=(
         "Training with and without the pipeline, on the same images and from the same weights: largest difference of "

@@ -7,10 +7,22 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import Balance, BatchSize, Chunks, Model, ModelArgs, Partitions, Section, Threads
+from gpipe_bench.bench.spec.settings import (
+    Balance,
+    BatchSize,
+    Chunks,
+    Model,
+    ModelArgs,
+    Partitions,
+    Problem,
+    Section,
+    Threads,
+)
 from gpipe_bench.bench.spec.settings import cut_problems as cut
 from gpipe_bench.bench.spec.validation import validated
+
+MODELS = ("amoebanet-d", "unet")
+"""What is trained."""
 
 IMAGES = 1797
 """Digits that scikit-learn ships."""

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.bench.running.failures import status_of
-from gpipe_bench.bench.storage.tables import companion_path, configurations_beside
 from gpipe_bench.measure.host import host_facts
-from gpipe_bench.results.configurations import CONFIGURATIONS, configuration_records
-from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.configurations import CONFIGURATIONS, configuration_records, configurations_beside
+from gpipe_bench.results.tables import companion_path, csv_text
 from gpipe_bench.results.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
 from gpipe_bench.util.files import write_files
 from studies.training.settings import Case

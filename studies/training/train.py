@@ -123,8 +123,6 @@ def train_arms(case: Case, images: Images, trainings: Sequence[Training], proces
 
 
 class _Model:
-    """The model of a case in one arm, in training."""
-
     def __init__(self, case: Case, arm: Arm, training: Training) -> None:
         torch.manual_seed(case.seed)
         self._arm, self._chunks, self._frozen = arm, case.chunks, training.frozen

@@ -11,8 +11,7 @@ import tarfile
 import pytest
 
 from gpipe_bench.bench.experiments.experiments import Workload
-from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, session_runs
-from gpipe_bench.bench.running.children import run_child
+from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, run_child, session_runs
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.components import PUBLISHED

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from gpipe_bench.bench.running.layer_costs import _times, simulated_balance
-from gpipe_bench.bench.running.simulated import simulate_cells
+from gpipe_bench.balance import layer_simulated_times
+from gpipe_bench.bench.running.simulated import simulate_cells, simulated_balance
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.models.table import parse_arguments
+from gpipe_bench.simulator import Model
 
 CELL = SimulatedCell(
     model_args="depth=1;B=1;C=8;size=16", partitions=3, balance="auto", batch_size=8, chunks=2, flavour="current"
@@ -12,7 +14,8 @@ CELL = SimulatedCell(
 
 
 def slowest(balance):
-    times = _times(CELL.model, CELL.model_args, CELL.profile, (CELL.batch_size, CELL.chunks), CELL.checkpoint)
+    model = Model(CELL.model, parse_arguments(CELL.model, CELL.model_args))
+    times = layer_simulated_times(model, profile=CELL.profile, batch_size=CELL.batch_size, chunks=CELL.chunks)
     ends = [sum(balance[: j + 1]) for j in range(len(balance))]
     return max(sum(times[end - size : end]) for size, end in zip(balance, ends, strict=True))
 

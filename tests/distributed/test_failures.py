@@ -115,6 +115,34 @@ def test_a_process_that_is_gone(schedule):
             assert f"rank {rank} is gone or silent" in str(other)
 
 
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_rank_that_makes_a_step_less_and_is_silent_then(silent):
+    def job(group):
+        pipe = Pipe(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), [1, 1, 1], group=group, chunks=2)
+        for _ in range(2 - (group.rank() == silent)):
+            pipe.step(torch.rand(8, 3), torch.rand(8, 3), functional.mse_loss)
+        group.silence()
+
+    for rank, result in enumerate(run_ranks(3, job)):
+        if rank != silent:
+            assert isinstance(result, PeerError)
+            assert f"rank {silent} is silent, or waits for one that is, said rank" in str(result)
+
+
+def test_the_silent_rank_at_the_end_of_a_chain_is_named():
+    """Rank 0 waits for rank 1, which waits for rank 2."""
+
+    def job(group):
+        layers = [nn.Linear(3, 3) for _ in range(3)]
+        layers[2].register_forward_hook(lambda *_: group.silence())
+        pipe = Pipe(nn.Sequential(*layers), [1, 1, 1], group=group, chunks=2)
+        pipe.step(torch.rand(8, 3), torch.rand(8, 3), functional.mse_loss)
+
+    for result in run_ranks(3, job)[:2]:
+        assert isinstance(result, PeerError)
+        assert "rank 2 is silent, or waits for one that is, said rank 1" in str(result)
+
+
 def test_an_interrupt():
     def burn():
         raise KeyboardInterrupt

@@ -51,16 +51,6 @@ def step(pipe):
     pipe.step(torch.ones(8, 3), torch.ones(8, 3), functional.mse_loss)
 
 
-def refused_step(pipe, rank, store):
-    """What a step that must fail says; the others are told that it has ended."""
-    try:
-        step(pipe)
-    except PeerError as error:
-        return str(error)
-    finally:
-        store.set(str(rank), "ended")
-
-
 def fail():
     raise BoomError
 
@@ -90,37 +80,18 @@ def test_nothing_is_left_of_a_pipeline_that_failed(burn, tmp_path):
     assert not listening() & {port for opened, _, _ in results for port in opened}
 
 
-def unequal(rank, silent):
+def fewer_steps(rank):
     """Rank 1 makes one step, the others two."""
-    pipe = pipeline(timeout_s=2 if silent else 600)
-    store = dist.distributed_c10d._get_default_store()
+    pipe = pipeline()
     step(pipe)
-    if rank == 1:
-        if silent:
-            store.wait(["0", "2"])
-        return None
-    return refused_step(pipe, rank, store)
+    if rank != 1:
+        step(pipe)
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_a_rank_that_makes_fewer_steps(silent, tmp_path):
-    """It is noticed at once if the process ends, else after the timeout."""
-    for result in run_processes(SIZE, tmp_path, unequal, silent)[::2]:
-        assert f"rank 1 is {'silent, or waits for one that is' if silent else 'gone or silent'}, said rank" in result
-
-
-def silent_at_the_end(rank):
-    """Rank 0 waits for rank 1, which waits for rank 2."""
-    store = dist.distributed_c10d._get_default_store()
-    layers = [nn.Linear(3, 3) for _ in range(SIZE)]
-    if rank == 2:
-        layers[2].register_forward_hook(lambda *_: store.wait(["0", "1"]))
-    return refused_step(Pipe(nn.Sequential(*layers), [1] * SIZE, chunks=2, timeout_s=2), rank, store)
-
-
-def test_the_silent_rank_is_named(tmp_path):
-    for result in run_processes(SIZE, tmp_path, silent_at_the_end)[:2]:
-        assert "rank 2 is silent, or waits for one that is, said rank 1" in result
+def test_a_rank_that_ends_a_step_too_early(tmp_path):
+    for kind, message in run_processes(SIZE, tmp_path, fewer_steps)[::2]:
+        assert kind == "PeerError"
+        assert "rank 1 is gone or silent, said rank" in message
 
 
 def absent(rank):
@@ -128,10 +99,10 @@ def absent(rank):
     dist.barrier()
     if rank == 1:
         raise BoomError
-    pipeline(timeout_s=2)
+    pipeline(timeout_s=4)
 
 
 def test_a_rank_that_never_makes_the_pipeline(tmp_path):
     for kind, message in run_processes(SIZE, tmp_path, absent)[::2]:
         assert kind == "PeerError"
-        assert "all processes must make the pipeline, got none from rank 1 within 2 s" in message
+        assert "all processes must make the pipeline, got none from rank 1 within 4 s" in message

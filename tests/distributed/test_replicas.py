@@ -99,7 +99,8 @@ def test_a_replica_that_cannot_be_made(tmp_path):
 
 def fewer(rank):
     """Ranks 2 and 3 make a step more."""
-    pipe = made(timeout_s=2)
+    dist.barrier()
+    pipe = made(timeout_s=4)
     store = dist.distributed_c10d._get_default_store()
     step(pipe)
     if rank < 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch._C import _len_torch_dispatch_stack
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.errors import RandomnessError
 from gpipe_bench.schedules.cycles import clock_cycles, microbatch_major
+from tests.cover import cover
 from tests.engine.steps import ALL, scheduled
 from tests.engine.support import MODES, SOME, label, numbered
 
@@ -81,9 +83,7 @@ def test_recomputed_masks_are_those_of_the_first_pass(either, components):
             assert all(map(torch.equal, layer.first[i], layer.again[i]))
 
 
-@pytest.mark.parametrize("schedule", ALL)
-@pytest.mark.parametrize("checkpoint", MODES)
-@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize(("schedule", "checkpoint", "workers"), cover(product(ALL, MODES, ["always", "never"])))
 def test_every_schedule_recomputes_and_repeats_its_masks(schedule, checkpoint, workers):
     runs = []
     for _ in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import product
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpipe_bench import GPipe, LocalValue, Pipe
 from gpipe_bench.errors import UnsupportedError
+from tests.distributed.ranks import run_processes
 
 STATIC = {"static_graph": True}
 TOGETHER = (
@@ -42,34 +42,29 @@ def loss_of(result):
     return result.local_value().square().mean()
 
 
-def _train(rank, folder, half):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        for number, (checkpoint, schedule, options) in enumerate(TOGETHER):
-            model = DistributedDataParallel(pipe(checkpoint, schedule), **options)
-            for step in range(3):
-                model.zero_grad()
-                # Of two batches, the first of which is not averaged by itself.
-                with model.no_sync() if step == 2 else nullcontext():
-                    loss_of(model(half[rank])).backward()
-            loss_of(model(half[rank] + 1)).backward()
-            torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{number}-{rank}.pt")
-        # A thread of the group may have a gradient's context to free. It takes the interpreter lock for that, which the
-        # end of the group holds while it waits for the thread.
-        torch.distributed.barrier()
-    finally:
-        torch.distributed.destroy_process_group()
+def train(rank):
+    """The gradients of each model."""
+    found, half = [], X.chunk(2)[rank]
+    for checkpoint, schedule, options in TOGETHER:
+        model = DistributedDataParallel(pipe(checkpoint, schedule), **options)
+        for step in range(3):
+            model.zero_grad()
+            # Of two batches, the first of which is not averaged by itself.
+            with model.no_sync() if step == 2 else nullcontext():
+                loss_of(model(half)).backward()
+        loss_of(model(half + 1)).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    # A thread of the group may have a gradient's context to free. It takes the interpreter lock for that, which the
+    # end of the group holds while it waits for the thread.
+    torch.distributed.barrier()
+    return found
 
 
-@pytest.mark.timeout(120)
 def test_two_processes_average_their_gradients(tmp_path):
-    torch.multiprocessing.spawn(_train, (str(tmp_path), X.chunk(2)), nprocs=2)
     plain = chain()
     (plain(X).square().mean() + plain(X + 1).square().mean()).backward()
-    for number, rank in product(range(len(TOGETHER)), range(2)):
-        for found, parameter in zip(torch.load(tmp_path / f"{number}-{rank}.pt"), plain.parameters(), strict=True):
-            torch.testing.assert_close(found, parameter.grad)
+    expected = [parameter.grad for parameter in plain.parameters()]
+    torch.testing.assert_close(run_processes(2, tmp_path, train), [[expected] * len(TOGETHER)] * 2)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 from gpipe_bench import Components, GPipe, is_checkpointing, is_recomputing
 from gpipe_bench.engine import worker
 from gpipe_bench.schedules import Action
+from tests.cover import cover
 from tests.engine.steps import step
 from tests.engine.support import MODES, SOME, Do, Mix, crossing_model, label, numbered, on_cpu, probe_pipe, score
 
@@ -265,10 +267,11 @@ def outcome(workers: str, steps: int = 2, *, dropout: float, **options):
     return [*losses, *(p.grad for p in pipe.parameters()), *pipe.buffers(), torch.get_rng_state()]
 
 
-@both
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("checkpoint", MODES)
-@pytest.mark.parametrize("components", SOME, ids=label)
+@pytest.mark.parametrize(
+    ("components", "checkpoint", "dropout", "backward"),
+    cover(product(SOME, MODES, [0.0, 0.4], ["autograd", "scheduled"]), together=3),
+    ids=label,
+)
 def test_results_are_the_same_to_the_bit(components, checkpoint, dropout, backward):
     options = {"checkpoint": checkpoint, "components": components, "backward": backward, "dropout": dropout}
     found, expected = outcome("never", **options), outcome("always", **options)

@@ -102,4 +102,4 @@ def test_setting_is_told_in_words():
         "4 partitions, 8 chunks, batch 32, checkpoint except_last, transfer host"
     )
     words = setting_words(ablation_row("baseline", backward="scheduled", schedule="zb_h1"))
-    assert words.replace("\u00a0", " ").endswith("checkpoint except_last, backward scheduled, schedule zb_h1")
+    assert words.replace("\u00a0", " ").endswith("checkpoint except_last, schedule zb_h1")

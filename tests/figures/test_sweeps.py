@@ -144,7 +144,8 @@ def test_a_published_table_shows_the_error_of_each_row(texts_of):
     text = words(shown)
     assert text.count("+10.0%") == 2
     assert "simulated: oom" in text
-    assert "Right: simulated over published" in text
+    assert "Right: simulated over published, minus 1; then both over the first row" in text
+    assert "1.00, 1.00\u00d7" in text
 
 
 def test_an_emulated_table_shows_the_error_of_emulated_values(texts_of):
@@ -159,6 +160,17 @@ def test_the_metric_that_was_published_is_drawn(texts_of):
     with drawing():
         text = words(texts_of(TABLES.canvas([published(throughput_samples_per_s=None, peak_reserved_gib=3.0)])))
     assert "memory reserved, all devices (GiB)" in text
+
+
+def test_a_table_of_sizes_has_the_printed_number_of_parameters(texts_of):
+    sizes = [
+        published(model="unet", model_args=f"depth=5;B={b};C=160", partitions=b // 6, peak_reserved_gib=9.0)
+        for b in (24, 48)
+    ]
+    with drawing():
+        text = words(texts_of(TABLES.canvas([replace(row, throughput_samples_per_s=None) for row in sizes])))
+    assert "n=4 (24, 160) 7.80B" in text
+    assert "n=8 (48, 160) 15.8B" in text
 
 
 def variants():

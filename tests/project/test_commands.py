@@ -146,7 +146,8 @@ def test_make_targets_exist_and_say_what_they_do():
     targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
     inline = {name for page in PAGES.values() for name in re.findall(r"`make ([a-z-]+)", page)}
     assert {words[0] for words in all_commands("make")} | inline <= targets
-    assert set(re.findall(r"^([a-z-]+):.* ## \S", text, re.MULTILINE)) == targets
+    said = set(re.findall(r"^([a-z-]+):.* ## \S", text, re.MULTILINE))
+    assert said == {name for name in targets if not name.startswith("check-")}
 
 
 def workflow_runs() -> list[tuple[tuple[str, ...], list[str]]]:

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from gpipe_bench.bench.storage.sources import PACKAGES, imported_modules, source_files
+from gpipe_bench.bench.storage.sources import PACKAGES, module_file, source_files
+from gpipe_bench.util.imports import imported_modules
 from tests.project.tree import ROOT
 
 # What each layer may import besides itself:
@@ -102,7 +103,7 @@ def test_imports_point_one_way():
     wrong = [
         f"{module} ({layer(module)}) imports {target} ({layer(target)})"
         for module, path in MODULES.items()
-        for target in imported_modules(module, path)
+        for target in imported_modules(module, path, module_file)
         if layer(target) not in {layer(module), *ALLOWED[layer(module)]}
     ]
     assert wrong == []
@@ -121,7 +122,7 @@ def test_imports_inside_point_down():
     wrong = [
         f"{module} imports {target}"
         for module, path in MODULES.items()
-        for target in imported_modules(module, path)
+        for target in imported_modules(module, path, module_file)
         if (own := height(module)) and (other := height(target)) and own[0] == other[0] and other > own
     ]
     assert wrong == []

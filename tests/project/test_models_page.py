@@ -35,14 +35,3 @@ def test_numbers_of_parameters_are_those_of_gpt2():
     assert f"`gpt2` has {whole - head:,} parameters with a shared weight and {whole:,} without" in " ".join(
         PAGE.split()
     )
-
-
-def test_the_model_that_is_shown_for_the_table_trains():
-    (example,) = (block for block in blocks("python") if "ModelSpec(" in block)
-    names = {"__name__": "page"}
-    exec(compile(example, "models.md", "exec"), names)
-    spec, small = names["MLP"], {"L": 2, "D": 8, "size": 4}
-    model, (batch, target) = spec.build(**small), spec.make_batch(3, small)
-    assert len(model) == spec.layers(spec.check(small))
-    spec.loss(model(batch), target).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())

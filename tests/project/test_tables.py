@@ -33,11 +33,11 @@ def test_the_table_of_errors_says_what_the_predictions_are_off():
 
 
 def test_a_changed_number_is_noticed():
-    assert rendered(changed("docs/claims.md", "| 30.7 |", "| 31.7 |")) == read_pages()
+    assert rendered(changed("docs/reproduce.md", "| 30.7 |", "| 31.7 |")) == read_pages()
 
 
 def test_a_lost_mark_is_noticed():
-    with pytest.raises(ValueError, match=r"tables must be summary, gpu, cpu, errors, .* each once, got (?!.*errors)"):
+    with pytest.raises(ValueError, match=r"tables must be summary, gpu, errors, .* each once, got (?!.*errors)"):
         rendered(changed("docs/claims.md", "<!-- table: errors -->", ""))
 
 

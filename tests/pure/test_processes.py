@@ -63,7 +63,7 @@ def test_a_process_that_is_killed_is_an_error():
             os.kill(os.getpid(), signal.SIGKILL)
         return piece
 
-    with pytest.raises(RuntimeError, match="got one that was killed by signal 9; use fewer of them"):
+    with pytest.raises(RuntimeError, match="got one that was killed; use fewer of them"):
         list(spread(die, range(3), 2))
 
 

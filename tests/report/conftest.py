@@ -17,7 +17,8 @@ from tests.figures.synthetic import (
 )
 
 SVG = """<?xml version="1.0"?>
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 240 100"><metadata>a date</metadata>
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 240 100"><metadata>
+<dc:description>A &lt; caption.</dc:description></metadata>
 <g id="text_1"><text>word of {}</text></g></svg>"""
 SIMULATED = {
     "evidence": "simulated",

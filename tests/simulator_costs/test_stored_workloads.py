@@ -17,7 +17,7 @@ from gpipe_bench.simulator.tracing import kept as kept_values
 from gpipe_bench.simulator.tracing.kept import kept
 from gpipe_bench.simulator.workloads.build import Model, build_workload
 from gpipe_bench.simulator.workloads.workload import Workload
-from gpipe_bench.util.sealed import write_sealed
+from gpipe_bench.util.cache import write_sealed
 
 ARGUMENTS = {"depth": 2, "B": 1, "C": 4, "size": 16}
 

@@ -15,9 +15,10 @@ from gpipe_bench.bench.datapackage.take import take_reference
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Selection
 from gpipe_bench.util.processes import FORKS
+from studies.command import draw_reference
 from studies.training.data import load_images
-from studies.training.figure import TRAINING, draw_reference
-from studies.training.settings import Case, read_settings
+from studies.training.figure import FIGURE as TRAINING
+from studies.training.settings import MODELS, Case, read_settings
 from studies.training.tables import collect, run_cases
 from studies.training.train import ACCUMULATED, ARMS, PLAIN, Arm, Training, train_arms
 from studies.training.verdict import Margins
@@ -141,7 +142,7 @@ def test_a_model_without_batch_normalisation_says_that_there_is_nothing_to_defer
 
 def test_the_committed_figures_are_those_of_the_committed_tables(tmp_path, monkeypatch):
     monkeypatch.setattr("gpipe_bench.figures.style.SUFFIXES", (".svg",))
-    drawn = [path for paths in draw_reference(tmp_path) for path in paths]
+    drawn = [path for paths in draw_reference(TRAINING, MODELS, tmp_path) for path in paths]
     assert len(drawn) == 2
     for path in drawn:
         assert path.read_bytes() == (ROOT / "figures/reference" / path.relative_to(tmp_path)).read_bytes()

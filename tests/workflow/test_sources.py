@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpipe_bench.bench.storage.sources import imported_modules, module_file, source_digest, source_files
+from gpipe_bench.bench.storage.sources import module_file, source_digest, source_files
+from gpipe_bench.util.imports import imported_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURING = ("gpipe_bench.bench.running.run",)
@@ -68,7 +69,7 @@ def test_imports_for_annotations_are_no_dependency(tmp_path):
         "else:\n    import gpipe_bench.errors\n"
         "def later():\n    from .schedules.cycles import clock_cycles\n    import os.path\n"
     )
-    found = set(imported_modules("gpipe_bench.example", path))
+    found = set(imported_modules("gpipe_bench.example", path, module_file))
     assert found == {"gpipe_bench.results.rows", "gpipe_bench.errors", "gpipe_bench.schedules.cycles"}
 
 

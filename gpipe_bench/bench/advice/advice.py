@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.advice.fit import Fitter, balance_of, busy_shares
-from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     BatchSize,
     Model,
     ModelArgs,
     ModelSection,
+    Problem,
     Variant,
     cut_problems,
     no_boolean,

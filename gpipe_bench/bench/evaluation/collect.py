@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from gpipe_bench.bench.published.values import published_for
 from gpipe_bench.bench.storage.raw import RawResult, read_results
-from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path, configurations_beside
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.configurations import configurations_beside, digest
 from gpipe_bench.results.labels import labelled, rows_text
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.schema import raw_problems
-from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.tables import COMPANIONS, companion_path, csv_text
 from gpipe_bench.util.files import write_files
 
 _SHARED: Final = ("simulated-", "emulated-")

@@ -120,7 +120,6 @@ def undecided(compared: Mapping[str, Sequence[CellComparison]]) -> dict[str, int
 
 
 def _untold(few: Mapping[str, int], compared: Mapping[str, Sequence[CellComparison]]) -> str:
-    """What a comparison cannot tell, and what it can."""
     parts = []
     for name, count in few.items():
         cells = compared[name]

@@ -118,7 +118,6 @@ def shift(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Shift:
 
 
 def _resampled(values: Array, rng: np.random.Generator) -> Array:
-    """Medians of draws with replacement."""
     return np.asarray(np.median(rng.choice(values, (_DRAWS, len(values))), axis=1), dtype=np.float64)
 
 

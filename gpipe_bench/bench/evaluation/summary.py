@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from gpipe_bench.bench.evaluation.comparison import comparison_table, shares_table
 from gpipe_bench.bench.evaluation.statistics import differ
-from gpipe_bench.bench.storage.tables import COMPANIONS, companion_path
+from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.configurations import CONFIGURATIONS
 from gpipe_bench.results.intervals import Interval
 from gpipe_bench.results.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
 from gpipe_bench.results.outcomes import Group as OutcomeGroup
 from gpipe_bench.results.rows import Row
+from gpipe_bench.results.shapley import Share
+from gpipe_bench.results.tables import COMPANIONS, companion_path
 from gpipe_bench.util.console import Column, Grid, output
 
-_SMALL_GIB: Final = 0.25
+_METRICS: Final[Mapping[str, tuple[str, str]]] = {
+    THROUGHPUT: ("samples/s", ".1f"),
+    "peak_reserved_gib": ("memory GiB", ".1f"),
+    "utilization_fraction": ("busy", ".0%"),
+}
 _SHARES: Final = {
     "busy": "utilization_fraction",
     "bubble": "bubble_fraction",
@@ -62,15 +67,10 @@ def summary(rows: Sequence[Row]) -> RenderableType:
         parts += [_table(group, notes), *notes.render(), Text()]
     for group, beside in shown:
         for other in beside:
-            parts += [comparison_table(group, other), Text()]
-        parts += _shares(group)
+            parts += [_beside(group, other), Text()]
+        if shares := _shares(group):
+            parts += [shares, Text()]
     return Group(*parts, _verdict([row for row in rows if row.evidence != "published"]))
-
-
-def _shares(group: OutcomeGroup) -> list[RenderableType]:
-    """The shares of the components; nothing where a combination has no value."""
-    table = shares_table(group, *_memory_scale(group))
-    return [table, Text()] if table else []
 
 
 def result_files(rows: Path) -> list[Path]:
@@ -107,7 +107,7 @@ class _Notes:
 
 
 def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
-    scale, unit = _memory_scale(group)
+    scale, unit = group.memory_scale
     names = ("n", "samples/s\n[95 % CI]", f"x {group.REFERENCE}\n[95 % CI]", f"memory\n{unit}", *_SHARES)
     columns = [Column(name, starts_part=name == next(iter(_SHARES))) for name in names]
     columns = [Column("variant", text=True), *columns, Column("status", text=True)]
@@ -126,6 +126,56 @@ def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
     return table
 
 
+def _beside(group: OutcomeGroup, other: OutcomeGroup) -> Grid:
+    """The value of another evidence, that of the group, and their difference, of every variant that was published.
+
+    Args:
+        group: simulated or emulated.
+        other: published; of an emulated group also simulated.
+    """
+    kinds = (other.head.evidence, group.head.evidence, "error" if other.head.evidence == "published" else "differs")
+    columns = [Column(f"{name}\n{kind}") for name, _ in _METRICS.values() for kind in kinds]
+    title = f"{group.head.evidence} on {group.head.profile}, against the {other.head.evidence} values"
+    table = Grid([Column("variant", text=True), *columns], title)
+    variant: str
+    for variant in PUBLISHED:
+        if variant not in group.outcomes or variant not in other.outcomes:
+            continue
+        ours, theirs, words = group.outcomes[variant], other.outcomes[variant], [variant]
+        for column, (_, form) in _METRICS.items():
+            old, new = theirs.middle(column), ours.middle(column)
+            words += [_word(old, form), _word(new, form) or _failure(ours.failed and ours.failed[0].status)]
+            words.append("" if old is None or new is None else f"{new / old - 1:+.1%}")
+        table.add(*words)
+    return table
+
+
+def _shares(group: OutcomeGroup) -> Grid | None:
+    """What each component contributes on the mean over all orders; None where a combination has no throughput."""
+    scale, unit = group.memory_scale
+    speed, size = group.shares(THROUGHPUT), group.shares(group.memory_column, scale)
+    if not speed:
+        return None
+    names = ("samples/s\n[least, most]", f"memory {unit}\n[least, most]")
+    columns = [Column("component", text=True), *map(Column, names)]
+    table = Grid(columns, f"share of each component, {group.head.evidence} (Shapley)")
+    for name, share in speed.items():
+        table.add(name, _range(share), _range(size[name]) if size else "")
+    return table
+
+
+def _word(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _failure(status: object) -> str:
+    return str(status) if status else ""
+
+
+def _range(share: Share) -> str:
+    return f"{share.value:+.1f} [{share.low:+.1f}, {share.high:+.1f}]"
+
+
 def _title(row: Row) -> str:
     """All that tells a group from the others."""
     machine = f"{row.device_count} x {row.device}" if (row.device_count or 1) > 1 else row.device
@@ -136,11 +186,6 @@ def _title(row: Row) -> str:
     sizes = (f"{row.partitions} partitions{balance}", f"{row.chunks} chunks", f"batch {row.batch_size}")
     pipeline = ", ".join(filter(None, (*sizes, *modes)))
     return f"{row.experiment or 'rows'}, {row.evidence}: {row.model} ({row.model_args}); {pipeline}; {machine}"
-
-
-def _memory_scale(group: OutcomeGroup) -> tuple[float, str]:
-    values = [value for outcome in group.outcomes.values() for value in outcome.samples("peak_allocated_gib")]
-    return (1024.0, "MiB") if values and max(values) < _SMALL_GIB else (1.0, "GiB")
 
 
 def _memory(outcome: Outcome, scale: float) -> str:

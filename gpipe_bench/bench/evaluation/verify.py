@@ -125,8 +125,9 @@ CHECK_COLUMNS: Final = TABLES["checks"].columns
 
 
 def checks_of_rows(table: str, rows: pd.DataFrame, reference: pd.DataFrame) -> Iterator[Check]:
-    """Every value of every simulated reference row, and the same cell's here; :func:`missing_cells` has the others."""
-    pairs = _beside(rows, reference)
+    """Every value of every simulated reference row beside that of the same cell; then the cells that are not here."""
+    old, new = (kind[kind["evidence"] == "simulated"] for kind in (reference, rows))
+    pairs = old.merge(new, on=[*_CELL], how="left", suffixes=(_OLD, ""), indicator=True)
     for pair in plain_records(pairs[pairs["_merge"] == "both"]):
         for metric in _METRICS:
             expected, got = pair[f"{metric}{_OLD}"], pair[metric]
@@ -134,12 +135,7 @@ def checks_of_rows(table: str, rows: pd.DataFrame, reference: pd.DataFrame) -> I
                 check = Check("reference", table, _name(pair), metric, expected, got, **origin_of(pair))
                 whole = {"expected_status": pair[f"status{_OLD}"], "expected_commit": pair[f"commit{_OLD}"]}
                 yield replace(check, status=pair["status"], **whole)
-
-
-def missing_cells(table: str, rows: pd.DataFrame, reference: pd.DataFrame) -> Iterator[Check]:
-    """The simulated reference cells that are not here, each once."""
-    pairs = _beside(rows, reference).drop_duplicates([*_CELL])
-    for line in plain_records(pairs[pairs["_merge"] == "left_only"]):
+    for line in plain_records(pairs[pairs["_merge"] == "left_only"].drop_duplicates([*_CELL])):
         known = {"evidence": "simulated", "profile": line["profile"], "expected_commit": line[f"commit{_OLD}"]}
         yield lacking("reference", table, _name(line), "", **known)
 
@@ -168,12 +164,6 @@ def checks_of_emulations(table: str, rows: pd.DataFrame) -> Iterator[Check]:
 def _nearest(expected: float | None, low: float, high: float) -> float:
     """The value of a range that is nearest to an expected one."""
     return low if expected is None else min(max(expected, low), high)
-
-
-def _beside(rows: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
-    """Simulated reference rows, their columns marked by :data:`_OLD`, beside the rows of the same cell."""
-    old, new = (table[table["evidence"] == "simulated"] for table in (reference, rows))
-    return old.merge(new, on=[*_CELL], how="left", suffixes=(_OLD, ""), indicator=True)
 
 
 def lacking(against: str, table: str, cell: str, metric: str, **known: Any) -> Check:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.bench.evaluation.verify import Check, Tolerance, lacking, origin_of
-from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
-from gpipe_bench.results.tables import plain_records, read_table
+from gpipe_bench.results.tables import companion_path, plain_records, read_table
 from gpipe_bench.results.transparency_rows import GROUP
 
 if TYPE_CHECKING:
@@ -58,12 +57,17 @@ def check_configurations(path: Path, table: pd.DataFrame) -> None:
                            for line, text in lines["config_sha256"].items()])  # fmt: skip
 
 
-def checks_of_predictions(path: Path) -> list[Check]:
-    """Every published cell and its simulated value, from the table that the predictions wrote.
+def checks_of_predictions(path: Path, references: Iterable[Path] = ()) -> list[Check]:
+    """Every published cell and its simulated value, then each simulated value beside that of reference predictions.
 
     Raises:
-        ConfigError: it cannot be read, or holds words where numbers belong; all problems.
+        ConfigError: a table cannot be read, or holds words where numbers belong; all problems.
     """
+    own = _predictions(path)
+    return [*own, *_held_to([old for place in references for old in _predictions(place)], own)]
+
+
+def _predictions(path: Path) -> list[Check]:
     found = []
     table = read_table(path, _PREDICTIONS, key=_PLACE)
     check_configurations(path, table)
@@ -78,64 +82,41 @@ def checks_of_predictions(path: Path) -> list[Check]:
     return found
 
 
-def changed_predictions(checks: Iterable[Check], references: Iterable[Path]) -> Iterator[Check]:
-    """The simulated values of ``checks`` held to those of the reference predictions.
+def checks_of_claims(path: Path, references: Iterable[Path] = (), tolerances: Sequence[Tolerance] = ()) -> list[Check]:
+    """What the verdicts of the transparency experiment are held to: zero, or a difference of accuracies or losses.
+
+    Then what the table must hold and does not. Of a model that is in the table this is each claim of the reference to
+    which a tolerance is put, and each quantity that a tolerance for cells of any name (``*``) puts a number to, once.
 
     Raises:
-        ConfigError: as :func:`checks_of_predictions`.
+        ConfigError: a table cannot be read, has no lines, or claims without a number; all problems.
     """
-    olds = {(old.table, old.cell, old.metric): old for path in references for old in checks_of_predictions(path)}
-    for check in checks:
-        if old := olds.get((check.table, check.cell, check.metric)):
+    by_model = _claims(path)
+    own = [check for checks in by_model.values() for check in checks]
+    olds = [old for place in references for model, some in _claims(place).items() if model in by_model for old in some]
+    missing = [check for check in _held_to([old for old in olds if _is_held(old, tolerances)], own) if check.verdict]
+    quantities = [one for one in tolerances if one.against == "claim" and one.cell == "*" and one.metric.isidentifier()]
+    for model, checks in by_model.items():
+        known = {check.metric for check in (*checks, *(old for old in olds if old.cell.startswith(f"{model}-")))}
+        wanted = [one for one in quantities if math.isfinite(one.tolerance) and one.metric not in known]
+        missing += [lacking("claim", "transparency", model, one.metric, reason=one.reason) for one in wanted]
+    return [*own, *missing]
+
+
+def _held_to(reference: Iterable[Check], own: Iterable[Check]) -> Iterator[Check]:
+    """The numbers of a reference, each with that of the same place, or ``MISSING`` where there is none."""
+    here = {(check.table, check.cell, check.metric): check for check in own}
+    for place, old in {(old.table, old.cell, old.metric): old for old in reference}.items():
+        if check := here.get(place):
             status = "ok" if old.got is not None else "oom"
             held = replace(check, against="reference", expected=old.got, expected_status=status)
             yield replace(held, expected_commit=old.commit)
-
-
-def checks_of_claims(path: Path) -> list[Check]:
-    """What the verdicts of the transparency experiment are held to: zero, or a difference of accuracies or losses.
-
-    Raises:
-        ConfigError: it cannot be read, has no lines, or claims without a number; all problems.
-    """
-    return [check for checks in _claims(path).values() for check in checks]
-
-
-def missing_predictions(checks: Iterable[Check], references: Iterable[Path]) -> Iterator[Check]:
-    """The lines of reference predictions that are not among ``checks``.
-
-    Raises:
-        ConfigError: as :func:`checks_of_predictions`.
-    """
-    olds = [check for path in references for check in checks_of_predictions(path)]
-    return _missing(checks, olds)
-
-
-def missing_claims(path: Path, references: Iterable[Path], tolerances: Sequence[Tolerance]) -> Iterator[Check]:
-    """What a table of claims must hold and does not.
-
-    Of a model that is in the table this is each claim of the reference to which a tolerance is put, and each quantity
-    that a tolerance for cells of any name (``*``) puts a number to, once.
-
-    Raises:
-        ConfigError: as :func:`checks_of_claims`.
-    """
-    own = _claims(path)
-    olds = [check for place in references for model, some in _claims(place).items() if model in own for check in some]
-    yield from _missing(
-        [check for checks in own.values() for check in checks],
-        [check for check in olds if _is_held(check, tolerances)],
-    )
-    quantities = [one for one in tolerances if one.against == "claim" and one.cell == "*" and one.metric.isidentifier()]
-    for model, checks in own.items():
-        known = {check.metric for check in (*checks, *(old for old in olds if old.cell.startswith(f"{model}-")))}
-        for one in quantities:
-            if math.isfinite(one.tolerance) and one.metric not in known:
-                yield lacking("claim", "transparency", model, one.metric, reason=one.reason)
+        else:
+            known = {"evidence": old.evidence, "profile": old.profile, "expected_commit": old.commit}
+            yield lacking("reference", *place, **known)
 
 
 def _claims(path: Path) -> dict[str, list[Check]]:
-    """The checks of a table of claims, by model."""
     table = read_table(path, _CLAIMS, key=_CLAIM)
     table["largest"] = table[_ENDS].abs().max(axis=1)
     if len(blank := table[table["largest"].isna()]):
@@ -154,14 +135,6 @@ def _claims(path: Path) -> dict[str, list[Check]]:
 def _claim(line: dict[str, Any]) -> Check:
     place = "transparency", line["name"], line["quantity"]
     return Check("claim", *place, 0.0, line["largest"], **origin_of(line))
-
-
-def _missing(checks: Iterable[Check], reference: Iterable[Check]) -> Iterator[Check]:
-    here = {(check.table, check.cell, check.metric) for check in checks}
-    for key, old in {(old.table, old.cell, old.metric): old for old in reference}.items():
-        if key not in here:
-            known = {"evidence": old.evidence, "profile": old.profile, "expected_commit": old.commit}
-            yield lacking("reference", *key, **known)
 
 
 def _is_held(check: Check, tolerances: Iterable[Tolerance]) -> bool:

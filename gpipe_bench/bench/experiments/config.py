@@ -16,8 +16,7 @@ from gpipe_bench.bench.spec.cells import CellRun, distinct_runs
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine, find_machine
 from gpipe_bench.bench.spec.names import readable
-from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import Section
+from gpipe_bench.bench.spec.settings import Problem, Section
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.util.nearest import nearest

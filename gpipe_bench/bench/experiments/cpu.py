@@ -15,7 +15,6 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     AUTO,
     AutoBalance,
@@ -25,6 +24,7 @@ from gpipe_bench.bench.spec.settings import (
     Model,
     ModelArgs,
     ModelSection,
+    Problem,
     Seed,
     Steps,
     Threads,

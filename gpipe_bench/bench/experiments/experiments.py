@@ -18,8 +18,7 @@ from gpipe_bench.bench.spec.emulated_cells import EmulatedCell, EmulatedWorkload
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.names import readable
-from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import Balance, BatchSize, Chunks, ModelArgs, Section, Warmup
+from gpipe_bench.bench.spec.settings import Balance, BatchSize, Chunks, ModelArgs, Problem, Section, Warmup
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkload
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.components import PUBLISHED

@@ -18,7 +18,6 @@ from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell
 from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     BatchSize,
     Checkpoint,
@@ -29,6 +28,7 @@ from gpipe_bench.bench.spec.settings import (
     ModelArgs,
     ModelSection,
     Modes,
+    Problem,
     Seed,
     Steps,
     Threads,

@@ -6,10 +6,14 @@ the time did not suffice for is a row with status ``skipped``: nothing is shorte
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,18 +23,17 @@ from typing import Any, Final
 from gpipe_bench.bench.evaluation.collect import write_tables
 from gpipe_bench.bench.experiments.cpu import CpuWorkload
 from gpipe_bench.bench.experiments.experiments import Workload
-from gpipe_bench.bench.running.children import run_child
 from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.bench.spec.cell_files import cells_text
 from gpipe_bench.bench.spec.cells import CellRun
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.storage.raw import RawResult
-from gpipe_bench.bench.storage.tables import companion_path
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.data import checkout_folder
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.outcomes import typical
 from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import companion_path
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from gpipe_bench.util.files import DRAFT_PREFIX, json_text, staging, write_files
 
@@ -216,6 +219,35 @@ def check_unused(out: Path) -> None:
     """
     if any((out / name).exists() for name in ("ablation.csv", "raw", "log.txt", "bundle.tar.gz")):
         raise ConfigError([f"--out must be a folder without an earlier session, got {out}; name another or remove it"])
+
+
+def run_child(command: Sequence[str], log: Path, timeout_s: float, cwd: Path | None = None) -> int | None:
+    """Run ``command``, append what it prints to ``log``, and end all that it has started.
+
+    Args:
+        command: program and arguments.
+        log: file for its output.
+        timeout_s: after this long it is killed.
+        cwd: where to run it.
+
+    Returns:
+        Its exit status, negative for a signal; None when it was killed for its time.
+    """
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        file.flush()
+        # A session of its own makes one group of the child and its children, which can be killed as one.
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True
+        )
+        try:
+            return child.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):  # the usual case: the whole group has ended by itself
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def _words(row: Row) -> str:

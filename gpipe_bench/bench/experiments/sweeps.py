@@ -19,7 +19,6 @@ from gpipe_bench.bench.spec.cells import CellRun, Hosts, MeasuredCell
 from gpipe_bench.bench.spec.emulated_cells import MOST_DEVICES, EmulatedCell
 from gpipe_bench.bench.spec.experiment import Experiment
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     BALANCE_SCHEMA,
     ChunkCounts,
@@ -28,6 +27,7 @@ from gpipe_bench.bench.spec.settings import (
     ModelArgs,
     ModelSection,
     Modes,
+    Problem,
     Schedule,
     Seed,
     Steps,

@@ -278,5 +278,4 @@ def _parts_of_advice(suite: SuiteConfig) -> list[str]:
 
 
 def _advice_table(name: str) -> str:
-    """Name of the table of a request for advice."""
     return f"advice_{name}"

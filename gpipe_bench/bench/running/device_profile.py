@@ -177,7 +177,6 @@ def _profile(settings: Mapping[str, Any], constants: Mapping[str, Constant]) -> 
 
 
 def _speeds(known: Profile | None, bench: Bench, programs: Sequence[TimedProgram]) -> dict[str, Any]:
-    """Peaks and bandwidth."""
     if known is not None:
         return {key: getattr(known, key) for key in _SPEEDS}
     peaks: dict[str, float] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpipe_bench.bench.running.simulated import simulation_facts, step_result
+from gpipe_bench.bench.running.simulated import simulated_balance, simulation_facts, step_result
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.storage.raw import RawResult, cell_row
 from gpipe_bench.models.table import parse_arguments
@@ -51,7 +51,6 @@ def emulate_cells(
 
 
 def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawResult:
-    """The row of a cell that cannot be emulated here."""
     known = {"device": f"cuda {cell.hardware_device}", "device_count": len({*cell.places}), "profile": cell.hardware}
     known |= {"status": "skipped", "reason": reason, "balance": "-".join(map(str, cell.balance))}
     row = cell_row(cell, 0, **known, **facts)
@@ -60,7 +59,6 @@ def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawRe
 
 def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -> list[RawResult]:
     # Here and not above: these load PyTorch.
-    from gpipe_bench.bench.running.layer_costs import simulated_balance
     from gpipe_bench.emulator.emulate import emulate, prepare
     from gpipe_bench.simulator import Model
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from gpipe_bench.balance.by_time import balance_by_time
-from gpipe_bench.bench.running.layer_costs import simulated_balance
+from gpipe_bench.bench.running.simulated import simulated_balance
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.engine.gpipe import GPipe

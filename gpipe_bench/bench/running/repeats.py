@@ -7,6 +7,8 @@ a repeat       a fork of it, which measures and sends its result; where it dies,
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import os
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,7 +18,7 @@ from gpipe_bench.bench.running.failures import BAD_ARGUMENTS
 from gpipe_bench.bench.running.run import Measure, failed_result, run_cell
 from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.storage.raw import RawResult
-from gpipe_bench.util.processes import FORKS, Child
+from gpipe_bench.util.processes import FORKS, begin_child, forking
 
 _MEASURING: Final = "gpipe_bench.bench.running.measured"
 
@@ -51,19 +53,27 @@ def run_repeats(
 def _in_child(cell: MeasuredCell, repeat: int, measure: Measure | None) -> RawResult:
     if FORKS and measure is None:
         importlib.import_module(_MEASURING)
-    child = Child.start(_measure, cell, repeat, measure)
+    context = multiprocessing.get_context("fork") if FORKS else multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_measure, args=(theirs, os.getpid(), cell, repeat, measure), daemon=True)
+    with forking():
+        child.start()
+    theirs.close()
     try:
-        result: RawResult | None = child.results.recv()
+        result: RawResult | None = ours.recv()
     except EOFError:
-        child.process.join()
-        return failed_result(cell, repeat, "error", _death(child.process.exitcode or 0))
+        child.join()
+        return failed_result(cell, repeat, "error", _death(child.exitcode or 0))
     finally:
-        child.end()
+        child.kill()
+        child.join()
+        ours.close()
     # Arguments that are refused are refused again, with the error that says why.
     return run_cell(cell, repeat, measure) if result is None else result
 
 
-def _measure(results: Connection, cell: MeasuredCell, repeat: int, measure: Measure | None) -> None:
+def _measure(results: Connection, caller: int, cell: MeasuredCell, repeat: int, measure: Measure | None) -> None:
+    begin_child(caller)
     try:
         found = run_cell(cell, repeat, measure)
     except BAD_ARGUMENTS:
@@ -73,7 +83,6 @@ def _measure(results: Connection, cell: MeasuredCell, repeat: int, measure: Meas
 
 
 def _death(status: int) -> str:
-    """Why a process ended that left no result."""
     if status >= 0:
         return f"process ended with status {status} before it had measured; its log says more"
     names = {number.value: number.name for number in signal.Signals}

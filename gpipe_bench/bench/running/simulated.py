@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,7 +93,6 @@ def _shared(cell: SimulatedCell) -> tuple[str, str, int, float]:
 
 def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool) -> RawResult:
     # Here and not above: the simulator loads PyTorch.
-    from gpipe_bench.bench.running.layer_costs import simulated_balance
     from gpipe_bench.simulator import Model, simulate
 
     balance: Sequence[int] = cell.balance or simulated_balance(cell)
@@ -110,6 +110,44 @@ def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware
     )
     columns = {"flavour": cell.flavour, "repeat": 0, **facts}
     return step_result(cell, step, balance, columns, timeline=timeline)
+
+
+def simulated_balance(cell: SimulatedCell) -> list[int]:
+    """Layers per partition such that the slowest partition is as fast as it can be on the cell's profile.
+
+    Raises:
+        BalanceError: more partitions than layers.
+        ConfigError: no such model or profile.
+    """
+    from gpipe_bench.balance import split_min_max
+
+    network, hardware = (cell.model, cell.model_args), (cell.profile, cell.tf32)
+    batch = cell.batch_size, cell.chunks
+    times = _layer_times(network, hardware, batch, cell.checkpoint, precision=cell.precision)
+    return split_min_max(times, cell.partitions)
+
+
+@lru_cache(maxsize=256)
+def _layer_times(
+    network: tuple[str, str],
+    hardware: tuple[str, bool | None],
+    batch: tuple[int, int],
+    checkpoint: str,
+    *,
+    precision: str,
+) -> tuple[float, ...]:
+    """Times of layers, kept for cells that share them."""
+    from gpipe_bench.balance import layer_simulated_times
+    from gpipe_bench.simulator import Model
+    from gpipe_bench.simulator.hardware.profile import load_profile
+
+    (model, model_args), (profile, tf32), (size, chunks) = network, hardware, batch
+    known, devices = Model(model, parse_arguments(model, model_args)), load_profile(profile).with_tf32(tf32)
+    return tuple(
+        layer_simulated_times(
+            known, profile=devices, batch_size=size, chunks=chunks, checkpoint=checkpoint, precision=precision
+        )
+    )
 
 
 def step_result(

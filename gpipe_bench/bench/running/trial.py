@@ -25,8 +25,7 @@ from gpipe_bench.distributed import Pipe
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import ConfigError, DeviceCountError
 from gpipe_bench.models.table import MODELS, model_digest, parse_arguments
-from gpipe_bench.util.cache import cache_folder
-from gpipe_bench.util.sealed import read_sealed, write_sealed
+from gpipe_bench.util.cache import cache_folder, read_sealed, write_sealed
 
 _LEARNING_RATE = 0.1
 _BALANCE_S = 2.0

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.spec.names import model_word
-from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     AutoBalance,
     PipelineSettings,
+    Problem,
     Seed,
     Steps,
     Tf32,

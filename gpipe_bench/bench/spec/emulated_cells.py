@@ -7,8 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from gpipe_bench.bench.spec.problems import Problem
-from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs
+from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs, Problem
 from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCell, VirtualCell
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
-from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.own_files import portable
@@ -25,6 +25,27 @@ T = TypeVar("T")
 
 AUTO: Final = "auto"
 """A setting that is found where the run takes place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A rule that settings of one section break together.
+
+    Attributes:
+        fields: the settings that the rule is about; the first one is named in the message.
+        text: ``must be <rule>, got <value>; <what to change>``, or a sentence with a subject of its own.
+    """
+
+    fields: tuple[str, ...]
+    text: str
+
+    def message(self, name: str) -> str:
+        """The problem in words.
+
+        Args:
+            name: what to call the first setting.
+        """
+        return f"{name}{' ' if self.text.startswith('must ') else ': '}{self.text}"
 
 
 class Section(BaseModel):

@@ -12,13 +12,13 @@ from pydantic import BeforeValidator, Field
 
 from gpipe_bench.bench.spec.cells import PipelineCell
 from gpipe_bench.bench.spec.names import readable
-from gpipe_bench.bench.spec.problems import Problem
 from gpipe_bench.bench.spec.settings import (
     AutoBalance,
     BatchSize,
     Chunks,
     ModelArgs,
     PipelineSettings,
+    Problem,
     Transfer,
     Variant,
 )

@@ -1,1 +1,1 @@
-"""Files: raw results, tables and traces, whole or absent, and finished parts of an interrupted job."""
+"""Files: raw results and tables, whole or absent."""

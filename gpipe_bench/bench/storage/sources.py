@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gpipe_bench.util.imports import imported_names
+from gpipe_bench.util.imports import import_closure
 
 PACKAGES: Final = ("gpipe_bench", "studies")
 _C_SUFFIXES: Final = (".c", ".cpp", ".def", ".h")
@@ -42,32 +42,8 @@ def source_digest(*modules: str) -> str:
 
 def source_files(modules: Iterable[str]) -> dict[str, Path]:
     """Name and file of the modules in ``modules`` and of all that they import from this project, at any remove."""
-    found: dict[str, Path] = {}
-    waiting = [name for module in modules for name in _members(module)]
-    while waiting:
-        name = waiting.pop()
-        path = module_file(name)
-        if name in found or path is None:
-            continue
-        found[name] = path
-        # The packages above a module run when it is imported.
-        waiting += [name.rpartition(".")[0], *imported_modules(name, path)]
-    return found
-
-
-@cache
-def imported_modules(name: str, path: Path) -> tuple[str, ...]:
-    """The modules of this project that the import statements of a file name, anywhere in it.
-
-    Imports for annotations alone (``if TYPE_CHECKING:``) are left out: they never run.
-
-    Args:
-        name: the module's dotted name, against which relative imports count.
-        path: its file.
-    """
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    targets = (next(filter(module_file, names), None) for names in imported_names(package, path.read_bytes()))
-    return tuple(dict.fromkeys(target for target in targets if target))
+    files = {name: module_file(name) for module in modules for name in _members(module)}
+    return import_closure({name: path for name, path in files.items() if path}, module_file)
 
 
 @cache

@@ -29,8 +29,6 @@ _MOST_SHOWN: Final = 5
 
 
 class _Input(ctypes.Structure):
-    """``ReplayInput`` of ``replay.h``."""
-
     _fields_: ClassVar[Sequence[Any]] = [
         *((name, _ADDRESS) for name in ("rows", "accesses", "duration_ns", "bus", "second_bus")),
         *((name, ctypes.c_int64) for name in ("count", "devices", "buses", "from_host")),
@@ -39,8 +37,6 @@ class _Input(ctypes.Structure):
 
 
 class _Times(ctypes.Structure):
-    """``ReplayTimes`` of ``replay.h``."""
-
     _fields_: ClassVar[Sequence[Any]] = [(name, _ADDRESS) for name in ("begin", "end", "host", "turn")]
 
 
@@ -149,7 +145,6 @@ class _Columns:
 
 
 def _column(trace: Trace, name: str) -> array[int]:
-    """A field of all rows."""
     field = getattr(Row, name)
     rows, every = memoryview(bytes(trace.rows)), ctypes.sizeof(Row) // field.size
     values = rows.cast("q") if field.size == 8 else rows.cast("i")
@@ -157,7 +152,6 @@ def _column(trace: Trace, name: str) -> array[int]:
 
 
 def _places(trace: Trace, kind: int) -> Iterator[int]:
-    """The rows of a kind."""
     return (place for place, found in enumerate(_column(trace, "kind")) if found == kind)
 
 
@@ -186,7 +180,6 @@ def _shortage(run: int) -> OutOfMemory | None:
 
 
 def _stuck(run: int, trace: Trace) -> Iterator[str]:
-    """Rows that wait for others, in words."""
     row, awaited = ctypes.c_int64(0), ctypes.c_int64(0)
     for _ in range(_MOST_SHOWN):
         if not _library().replay_stuck(run, ctypes.byref(row), ctypes.byref(awaited)):

@@ -63,7 +63,6 @@ def _rows(plan: Plan[int], sorts: Sequence[object], steps: Callable[[int, int], 
 
 
 def _steps(plan: Plan[int], i: int, j: int) -> int:
-    """The steps of a task."""
     lanes = _Steps()
     for phase in PHASES:
         phase(plan, cast(Lanes[int], lanes), i, j)

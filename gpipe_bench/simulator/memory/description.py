@@ -103,7 +103,6 @@ def check_sizes(workload: Workload, steps: int) -> None:
 
 
 def _amount(work: TaskWork) -> int:
-    """All bytes and nanoseconds of a task."""
     halves = work.split or SplitWork(NOTHING, NOTHING)
     passes = work.forward, work.recompute, work.backward, halves.inputs, halves.weights
     own = sum(work.input_bytes) + sum(work.output_bytes) + sum(kernels.duration_ns for kernels in passes)
@@ -111,7 +110,6 @@ def _amount(work: TaskWork) -> int:
 
 
 def _requests(work: TaskWork) -> Iterator[MemoryOp]:
-    """All requests of a task."""
     halves = work.split or SplitWork(NOTHING, NOTHING)
     rows = work.forward_memory, work.graph_memory, work.backward_memory, halves.inputs_memory, halves.weights_memory
     return chain.from_iterable(rows)

@@ -13,8 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gpipe_bench.util.cache import cache_folder
-from gpipe_bench.util.sealed import read_sealed, write_sealed
+from gpipe_bench.util.cache import cache_folder, read_sealed, write_sealed
 
 T = TypeVar("T")
 

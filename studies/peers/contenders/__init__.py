@@ -64,12 +64,7 @@ class Contender:
         return self.option in {"zb_v", "ScheduleZBVZeroBubble"}
 
     def runs(self, workload: str) -> bool:
-        """Whether it takes part.
-
-        Combinations of components concern the paper's executor, its baseline and the reference.
-        """
-        if workload == "combinations":
-            return self.name in {"engine-autograd", BASELINES[0], REFERENCE}
+        """Whether it takes part."""
         return not self.only or (self.only == "cells") == (workload == "cells")
 
 
@@ -107,9 +102,6 @@ _ALL: Final = (
 CONTENDERS: Final = {contender.name: contender for contender in _ALL}
 REFERENCE: Final = "plain"
 """Whose gradients the others' are compared with."""
-
-BASELINES: Final = ("torchgpipe", "loop", "pipelining-gpipe")
-"""What the table of ratios refers to."""
 
 
 def contenders_of(names: Sequence[str]) -> list[Contender]:

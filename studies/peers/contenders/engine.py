@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpipe_bench import Components, GPipe
+from gpipe_bench import GPipe
 from studies.peers.seat import Seat, Step
 from studies.peers.workloads import make_work
 
@@ -15,7 +15,6 @@ def build(seat: Seat) -> Step:
     work, places = make_work(case), case.placement()
     pipe = GPipe(
         work.model, list(case.balance), devices=places, chunks=case.chunks, checkpoint=case.checkpoint,
-        components=Components.from_label(case.variant) if case.variant else None,
         schedule=seat.contender.option or None, workers="never" if name.endswith("one-thread") else "always",
     )  # fmt: skip
     batch, target = work.batch.to(places[0]), work.target.to(places[-1])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from random import Random
 from typing import Any
 
 import torch
@@ -112,6 +113,7 @@ def even_balance(n: int, layers: int = 8) -> list[int]:
     return [layers // n + (j < layers % n) for j in range(n)]
 
 
+TRANSFERS = ("direct", "host")
 WAYS = ((None, "backward"), ("gpipe", "backward"), *((name, "step") for name in SCHEDULES))
 """(schedule, what runs the backward pass: ``loss.backward()`` or ``pipe.step()``); None is the paper's executor."""
 DOUBLE = TWO_PER_DEVICE
@@ -186,15 +188,16 @@ def switches(schedule: str | None) -> list[Components]:
     return [components for components in Components.factorial() if schedule is None or components.fork_join]
 
 
-def all_cases() -> Iterator[Case]:
-    """Schedule x components x checkpoint x skips x transfer x m = 1 to 8 x placement of n = 1 to 8 partitions."""
-    for (schedule, through), n, m in product(WAYS, range(1, 9), range(1, 9)):
-        if schedule in DOUBLE and n > 4:
-            continue
-        for devices, components, checkpoint, skips, transfer in product(
-            placements(n), switches(schedule), CHECKPOINT_MODES, SKIPS, ("direct", "host")
-        ):
-            yield Case(devices, m, components, checkpoint, skips, transfer, schedule, through)
+def some_cases(seed: int, each: int) -> Iterator[Case]:
+    """For each schedule, and each placement of n = 1 to 8 partitions, so many cases with everything else at random."""
+    draw = Random(seed)
+    for schedule, through in WAYS:
+        for n in range(1, 5 if schedule in DOUBLE else 9):
+            for devices, _ in product(placements(n), range(each)):
+                components, checkpoint = draw.choice(switches(schedule)), draw.choice(CHECKPOINT_MODES)
+                skips, transfer, workers = (draw.choice(one) for one in ((*SKIPS,), TRANSFERS, ("always", "never")))
+                m = draw.randint(1, 8)
+                yield Case(devices, m, components, checkpoint, skips, transfer, schedule, through, workers)
 
 
 def score(output: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ from tests.emulator.inside.pipelines import (
 )
 
 N = 4
-RUNS = 4
+RUNS = 2
 MACHINE = Bed(COPY_MS)
 ALONG = (N - 1) * (FORWARD_MS + BACKWARD_MS + 2 * COPY_MS)
 

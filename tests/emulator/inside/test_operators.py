@@ -29,12 +29,12 @@ def moved(model):
     return copy.deepcopy(model).to(DEVICE)
 
 
-def test_each_third_operator_of_pytorch_agrees():
-    verdicts = judge_all(operators()[::3])
+def test_each_sixth_operator_of_pytorch_agrees():
+    verdicts = judge_all(operators()[::6])
     wrong = {verdict.operator for verdict in verdicts if verdict.problem is not None}
     assert wrong <= KNOWN, report(verdicts)
     # What nobody compares cannot disagree.
-    assert sum(verdict.how == "values" for verdict in verdicts) > 200
+    assert sum(verdict.how == "values" for verdict in verdicts) > 100
 
 
 def test_every_registered_model_is_compared():
