@@ -1,7 +1,7 @@
 """What each mechanism of the simulator is worth: the published cells again, with one mechanism at a time left out.
 
 python -m scripts.effects              prints the table
-python -m scripts.effects --write      puts it into docs/simulator_errors.md, between its markers
+python -m scripts.effects --write      puts it into docs/simulator_parts.md, between its markers
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpipe_bench.util.files import write_files
 T = TypeVar("T")
 Values = dict[str, float | None]
 
-DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "simulator_errors.md"
+DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "simulator_parts.md"
 MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
 
 _THROUGHPUT: Final = "throughput_samples_per_s"

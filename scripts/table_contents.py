@@ -178,19 +178,22 @@ def emulated_peers_table() -> str:
 
 
 def gpu_table() -> str:
-    """A line per published variant: throughput and memory on a GPU, with their range over repeats."""
-    rows, printed = _read(_GPU), _ablation_as_published()
-    rows = rows[rows["status"] == "ok"]
-    base, lines = _of(rows, "baseline")[THROUGHPUT].median(), []
+    """A line per published variant: throughput and memory on a GPU that partitions share, by kind of evidence."""
+    kinds, printed = {"measured": _read(_GPU)}, _ablation_as_published()
+    kinds["measured"] = kinds["measured"][kinds["measured"]["status"] == "ok"]
+    kinds |= {kind: _read(f"{kind}/h100/ablation_shared") for kind in ("simulated", "emulated")}
+    lines = []
     for name in PUBLISHED:
-        own = _of(rows, name)
-        over_published = printed[name, THROUGHPUT] / printed["baseline", THROUGHPUT]
-        ratios = f"{own[THROUGHPUT].median() / base:.2f}", f"{over_published:.2f}"
-        memory = [_range(own[f"peak_{kind}_gib"]) for kind in ("allocated", "reserved")]
-        lines.append([f"`{name}`", _range(own[THROUGHPUT]), *ratios, *memory])
-    over = ("over `baseline`", "the same, published (four P40s)")
-    held = ("GiB allocated, measured", "GiB reserved, measured")
-    return markdown(["variant", "samples/s, measured", *over, *held], lines)
+        own, base = ([_of(rows, variant) for rows in kinds.values()] for variant in (name, "baseline"))
+        line = [f"`{name}`", f"{printed[name, THROUGHPUT] / printed['baseline', THROUGHPUT]:.2f}"]
+        for rows, first in zip(own, base, strict=True):
+            rate = rows[THROUGHPUT].median()
+            line.append(f"{rate:.1f} ({rate / first[THROUGHPUT].median():.2f})")
+        line += [f"{rows[metric].median():.1f}" for metric in ("peak_allocated_gib", _RESERVED) for rows in own]
+        lines.append(line)
+    metrics = ("samples/s (over `baseline`)", "GiB allocated", "GiB reserved")
+    header = [f"{metric}, {kind}" for metric in metrics for kind in kinds]
+    return markdown(["variant", "over `baseline`, published (four P40s)", *header], lines)
 
 
 def steps_table() -> str:
@@ -206,6 +209,31 @@ def steps_table() -> str:
     return markdown(["model", "batch", "ms, measured", "ms, simulated", "bound by"], lines)
 
 
+def pipelines_table() -> str:
+    """A line per way to run a pipeline on an H200, a column per batch and mode: measured and simulated steps."""
+    measured, simulated = map(_read, ("measured/1x-nvidia-h200/pipelines", "simulated/h200/pipelines"))
+    found = {(*_case(row), *_order(row)): row["step_time_ms"] for row in plain_records(simulated)}
+    cases = list(dict.fromkeys(map(_case, plain_records(measured))))
+    texts: dict[str, dict[tuple[Any, ...], str]] = {}
+    for row in plain_records(measured):
+        case, here = _case(row), row["step_time_ms"]
+        there = found[*case, *_order(row)]
+        own = texts.setdefault(row["source"].partition(": ")[2], {})
+        own[case] = f"{here:.0f}, {there:.0f} ({there / here - 1:+.0%})"
+    header = [f"{size} x {arguments.rpartition('=')[2]} tokens, `{mode}`" for arguments, size, mode in cases]
+    return markdown(
+        ["run as", *header], [[name, *(own.get(case, "") for case in cases)] for name, own in texts.items()]
+    )
+
+
+def _case(row: Record) -> tuple[Any, ...]:
+    return row["model_args"], row["batch_size"], row["checkpoint"]
+
+
+def _order(row: Record) -> tuple[Any, ...]:
+    return row["partitions"], row["schedule"] if row["backward"] == "scheduled" else ""
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "summary": summary_table,
     "gpu": gpu_table,
@@ -214,6 +242,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "transferred": transferred_table,
     "other-simulators": other_simulators_table,
     "schedules-measured": measured_schedules_table,
+    "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
     "unet-memory": partial(cells_table, "unet-memory"),
