@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +37,7 @@ def _gpt2(arguments: Values) -> nn.Sequential:
     )
 
 
-def _next_tokens(
+def next_tokens(
     batch_size: int, arguments: Values, generator: torch.Generator | None, device: Device
 ) -> tuple[Tensor, Tensor]:
     """Made-up text, and for each token the one that follows it."""
@@ -47,39 +48,45 @@ def _next_tokens(
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
-def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+def token_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Mean over all tokens: logits of shape (N, T, vocabulary), next tokens of shape (N, T)."""
     from torch.nn import functional
 
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def _problems(arguments: Values) -> list[str]:
+def width_problems(arguments: Values) -> list[str]:
+    """What is wrong with the width and the heads."""
     width, heads = int(arguments["D"]), int(arguments["heads"])
     rule = f"D must be a multiple of heads = {heads}: heads share the width"
     return [f"{rule}, got {width}; change either"] if width % heads else []
 
 
+def transformer_arguments(blocks: int, width: int, heads: int, vocabulary: int, context: int) -> Mapping[str, Argument]:
+    """The arguments of a transformer with these defaults."""
+    return MappingProxyType(
+        {
+            "L": Argument(int, blocks, "blocks, each an attention and an MLP", minimum=1),
+            "D": Argument(int, width, "width", minimum=1),
+            "heads": Argument(int, heads, "of the attention", minimum=1),
+            "vocabulary": Argument(int, vocabulary, "number of tokens", minimum=1),
+            "context": Argument(int, context, "tokens of a sequence", minimum=1),
+            "dropout": Argument(float, 0.1, "probability that a number is dropped", minimum=0, below=1),
+        }
+    )
+
+
 def _spec(name: str, blocks: int, width: int, heads: int) -> ModelSpec:
     return ModelSpec(
         name=name,
-        arguments=MappingProxyType(
-            {
-                "L": Argument(int, blocks, "blocks, each an attention and an MLP", minimum=1),
-                "D": Argument(int, width, "width", minimum=1),
-                "heads": Argument(int, heads, "of the attention", minimum=1),
-                "vocabulary": Argument(int, 50257, "number of tokens", minimum=1),
-                "context": Argument(int, 1024, "tokens of a sequence", minimum=1),
-                "dropout": Argument(float, 0.1, "probability that a number is dropped", minimum=0, below=1),
-            }
-        ),
+        arguments=transformer_arguments(blocks, width, heads, 50257, 1024),
         network=_gpt2,
         layers=lambda a: 2 * int(a["L"]) + 2,
         input_shape=lambda a: (int(a["context"]),),
         input_type=lambda _: "int64",
-        batch=_next_tokens,
-        loss=_cross_entropy,
-        rules=_problems,
+        batch=next_tokens,
+        loss=token_cross_entropy,
+        rules=width_problems,
         source="Radford et al., Language Models are Unsupervised Multitask Learners, 2019",
     )
 

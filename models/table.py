@@ -16,6 +16,7 @@ from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.language import GPT2
 from gpipe_bench.models.own import is_own, own_spec
 from gpipe_bench.models.own_files import own_digest, split_name
+from gpipe_bench.models.published import PUBLISHED
 from gpipe_bench.models.spec import ModelSpec
 from gpipe_bench.models.vision import FAMILIES, is_vision, vision_spec
 from gpipe_bench.util.nearest import nearest
@@ -174,22 +175,24 @@ VIT: Final = ModelSpec(
 
 
 class _Table(Mapping[str, ModelSpec]):
-    """The suite's own models, which it counts and lists, and those of libraries and users, which it finds by name.
+    """The suite's own models, which it counts and lists, and others, which it finds by name.
 
-    Every name such as ``timm/...`` or ``file.py:function`` is in the table. Looking it up loads the library or the
-    user's module, and is a ConfigError for a name that is not known there.
+    The others are those of published runs, of libraries and of users. Every name such as ``timm/...`` or
+    ``file.py:function`` is in the table. Looking it up loads the library or the user's module, and is a ConfigError for
+    a name that is not known there.
     """
 
     def __init__(self, *own: ModelSpec) -> None:
         self._own = {spec.name: spec for spec in own}
+        self._known = self._own | {spec.name: spec for spec in PUBLISHED}
 
     def __getitem__(self, name: str) -> ModelSpec:
         if is_own(name):
             return own_spec(name)
-        return vision_spec(name) if is_vision(name) else self._own[name]
+        return vision_spec(name) if is_vision(name) else self._known[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or is_vision(name) or is_own(name)
+        return name in self._known or is_vision(name) or is_own(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._own)
@@ -199,8 +202,8 @@ class _Table(Mapping[str, ModelSpec]):
 
 
 MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D, VIT, *GPT2)
-"""Every model of the suite by name; also ``timm/<name>`` and ``torchvision/<name>``, see :mod:`.vision`, and functions
-of the user's own, ``file.py:function`` and ``package.module:function``, see :mod:`.own`."""
+"""Every model of the suite by name; also those of :mod:`.published`, ``timm/<name>`` and ``torchvision/<name>``, see
+:mod:`.vision`, and the user's own, ``file.py:function`` and ``package.module:function``, see :mod:`.own`."""
 
 
 def model_spec(name: str) -> ModelSpec:

@@ -1,7 +1,7 @@
 """What each mechanism of the simulator is worth: the published cells again, with one mechanism at a time left out.
 
 python -m scripts.effects              prints the table
-python -m scripts.effects --write      puts it into docs/simulator_errors.md, between its markers
+python -m scripts.effects --write      puts it into docs/simulator_parts.md, between its markers
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gpipe_bench.components import Components
+from gpipe_bench.bench.published.simulations import published_cell
+from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.simulator.clock.run import Run, Settings, run
 from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.fit import FITTED, with_shares
-from gpipe_bench.simulator.hardware.profile import Profile, load_profile
-from gpipe_bench.simulator.published.runs import PublishedRuns
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
+from gpipe_bench.simulator.workloads.build import workload_of
+from gpipe_bench.simulator.workloads.sources import model_of_suite
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload
 from gpipe_bench.util.files import write_files
 
 T = TypeVar("T")
 Values = dict[str, float | None]
 
-DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "simulator_errors.md"
+DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "simulator_parts.md"
 MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
 
 _THROUGHPUT: Final = "throughput_samples_per_s"
@@ -156,23 +159,6 @@ MECHANISMS: Final = (
 """In the order of the table."""
 
 
-class _Runs(PublishedRuns):
-    """Published rows with a mechanism changed."""
-
-    def __init__(self, mechanism: Mechanism, profile: Profile) -> None:
-        super().__init__(mechanism.profile(profile))
-        self._mechanism = mechanism
-
-    def run_of(self, row: Setting, batch_size: int, *, memory: bool) -> Run:
-        work = self._mechanism.work(self._workload(row, batch_size))
-        label = row.experiment if row.table == "ablation" else _ABLATION[-1]
-        settings = Settings(Components.from_label(label), row.checkpoint, "published", memory=memory)
-        settings = replace(settings, **self._mechanism.settings)
-        done = run(work, self.machine, replace(settings, steps=enough_steps(settings, work.m * work.n)))
-        metric = self._mechanism.metric
-        return replace(done, memory=tuple(one._replace(peak_reserved=getattr(one, metric)) for one in done.memory))
-
-
 def effects(mechanisms: Sequence[Mechanism], profile: Profile) -> dict[str, Values]:
     """For the whole simulator, simulated over published minus 1; for each mechanism, without it over with it minus 1.
 
@@ -190,9 +176,38 @@ def _setting(cell: tuple[str, str, str]) -> Setting:
 
 
 def _values(mechanism: Mechanism, profile: Profile) -> Values:
-    runs = _Runs(mechanism, profile)
-    outcomes = {cell[:2]: runs.outcome(_setting(cell)).values for cell in _CELLS.values()}
-    return {name: outcomes[cell[:2]].get(cell[2]) for name, cell in _CELLS.items()}
+    known = {cell[:2]: _simulated(mechanism, _setting(cell), profile) for cell in _CELLS.values()}
+    return {name: known[cell[:2]].get(cell[2]) for name, cell in _CELLS.items()}
+
+
+def _simulated(mechanism: Mechanism, row: Setting, profile: Profile) -> Values:
+    """Throughput of an epoch and reserved memory of a published row with a mechanism changed; nothing out of memory."""
+    sizes = [(row.batch_size, row.full_steps), *([(row.rest_batch_size, 1)] if row.rest_batch_size else [])]
+    try:
+        runs = [_run(mechanism, row, profile, size) for size, _ in sizes]
+    except OutOfMemory:
+        return {}
+    samples = sum(size * steps for size, steps in sizes)
+    time_ns = sum(done.step_ns * steps for done, (_, steps) in zip(runs, sizes, strict=True))
+    peaks = [getattr(one, mechanism.metric) for one in runs[0].memory]
+    return {_THROUGHPUT: samples / time_ns * 1e9, _RESERVED: sum(peaks) / 2**30}
+
+
+def _run(mechanism: Mechanism, row: Setting, profile: Profile, batch_size: int) -> Run:
+    hardware, cell = mechanism.profile(profile), published_cell(row, batch_size)
+    source = model_of_suite(row.model, parse_arguments(row.model, row.model_args))
+    work = mechanism.work(
+        workload_of(
+            source,
+            balance=row.layers,
+            batch_size=batch_size,
+            chunks=row.chunks,
+            profile=hardware,
+            optimizer=row.optimizer,
+        )
+    )
+    settings = replace(Settings(cell.components, cell.checkpoint, "published"), **mechanism.settings)
+    return run(work, HardwareMachine(hardware), replace(settings, steps=enough_steps(settings, work.m * work.n)))
 
 
 def _over(values: Values, others: Values) -> Values:

@@ -13,6 +13,7 @@ from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.outcomes import THROUGHPUT
 from gpipe_bench.results.peer_rows import TINY
 from gpipe_bench.results.tables import plain_records, read_table
+from gpipe_bench.schedules import Durations, named_schedule, timing
 from gpipe_bench.simulator.measured import DEVICE_BOUND
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ _NAMES: Final = {
     "utilization_fraction": "busy",
     "model_memory_gib": "model GiB",
     "activation_memory_gib": "activations GiB",
+    "model_flops_utilization_fraction": "MFU",
+}
+_FAMILIES: Final[Mapping[object, str]] = {
+    "predicted": "that nothing was fitted to",
+    "held_out": "that were held out",
+    "transferred": "of other packages, none fitted",
 }
 
 Record = Mapping[str, Any]
@@ -50,11 +57,13 @@ def cells_table(*tables: str) -> str:
 
 
 def errors_table() -> str:
-    """A line per benchmark: cells predicted, mean absolute error, largest error; those held out are apart."""
+    """A line per benchmark: cells predicted, mean absolute error, largest error; other roles are apart."""
     known = _predictions().dropna(subset="error_fraction")
     predicted = known[known["role"] == "predicted"]
     families = {f"`{name}`": own for name, own in predicted.groupby("table", sort=False)}
     families |= {"**all**": predicted, "held out: `resnet101-speed`": known[known["role"] == "held_out"]}
+    others = known[known["role"] == "transferred"].groupby("table", sort=False)
+    families |= {f"other hardware: `{name}`": own for name, own in others}
     lines = []
     for label, own in families.items():
         errors = own["error_fraction"].abs()
@@ -62,6 +71,51 @@ def errors_table() -> str:
         where = f"`{worst['experiment']}`, {_NAMES[worst['metric']]}"
         lines.append([label, str(len(own)), f"{errors.mean():.1%}", f"{worst['error_fraction']:+.1%} ({where})"])
     return markdown(["benchmark", "predicted cells", "mean absolute error", "largest"], lines)
+
+
+def transferred_table() -> str:
+    """A line per published run on hardware to which nothing was fitted."""
+    lines, rows = [], _predictions()
+    for row in plain_records(rows[rows["role"] == "transferred"]):
+        scale, unit = (100, " %") if row["metric"].endswith("_fraction") else (1, "")
+        values = (f"{scale * row[kind]:.1f}{unit}" for kind in ("published", "simulated"))
+        name = f"`{row['table']}` `{row['experiment']}`"
+        lines.append([name, _NAMES[row["metric"]], *values, f"{row['error_fraction']:+.1%}"])
+    return markdown(["run", "quantity", "published", "simulated", "error"], lines)
+
+
+def other_simulators_table() -> str:
+    """What other simulators say of themselves, and then this one, by family of runs; model memory is only a count."""
+    lines = []
+    for line in plain_records(_read("published/simulators")):
+        most = "< " if line["statistic"] == "at most" else ""
+        words = [line[name] for name in ("simulator", "quantity", "workload", "hardware")]
+        lines.append([*words, f"{most}{line['stated_error_fraction']:.1%}", line["source"]])
+    known = _predictions().dropna(subset="error_fraction")
+    known = known[known["metric"] != "model_memory_gib"].replace({"metric": {"activation_memory_gib": _RESERVED}})
+    for (role, profile, metric), own in known.groupby(["role", "profile", "metric"], sort=False):
+        if role in _FAMILIES:
+            count, error = f"{len(own)} cells {_FAMILIES[role]}", f"{own['error_fraction'].abs().mean():.1%}"
+            lines.append(
+                ["this one", _NAMES[str(metric)], count, str(profile).upper(), error, "`gpipe-bench predictions`"]
+            )
+    return markdown(["simulator", "quantity", "workload", "hardware", "mean absolute error", "source"], lines)
+
+
+def measured_schedules_table() -> str:
+    """A line per schedule that was measured on two cores, in one process and in two, the fastest in one first."""
+    rows = _read("measured/2x-intel-xeon-processor/schedules")
+    rows["idle"] = rows[["bubble_fraction", "imbalance_fraction", "copy_fraction"]].sum(axis=1)
+    found = {}
+    for name, own in rows.groupby("schedule", sort=False):
+        head, kinds = own.iloc[0], [own[own["processes"] == count] for count in (1, 2)]
+        step = timing(named_schedule(str(name), int(head["chunks"]), int(head["partitions"]), 2), Durations(1, 1, 1))
+        shares = (f"{share:.0%}" for share in (step.bubble, *(kind["idle"].mean() for kind in kinds)))
+        speeds, memory = (_range(kind[THROUGHPUT]) for kind in kinds), f"{1024 * head['peak_allocated_gib']:.0f}"
+        found[kinds[0][THROUGHPUT].median()] = [f"`{name}`", *speeds, *shares, memory]
+    header = [f"{what}, {kind}" for what in ("samples/s", "idle") for kind in ("one process", "two processes")]
+    header.insert(2, "idle by formula")
+    return markdown(["schedule", *header, "MiB of tensors"], [found[speed] for speed in sorted(found, reverse=True)])
 
 
 def peers_table(race: str) -> str:
@@ -124,19 +178,22 @@ def emulated_peers_table() -> str:
 
 
 def gpu_table() -> str:
-    """A line per published variant: throughput and memory on a GPU, with their range over repeats."""
-    rows, printed = _read(_GPU), _ablation_as_published()
-    rows = rows[rows["status"] == "ok"]
-    base, lines = _of(rows, "baseline")[THROUGHPUT].median(), []
+    """A line per published variant: throughput and memory on a GPU that partitions share, by kind of evidence."""
+    kinds, printed = {"measured": _read(_GPU)}, _ablation_as_published()
+    kinds["measured"] = kinds["measured"][kinds["measured"]["status"] == "ok"]
+    kinds |= {kind: _read(f"{kind}/h100/ablation_shared") for kind in ("simulated", "emulated")}
+    lines = []
     for name in PUBLISHED:
-        own = _of(rows, name)
-        over_published = printed[name, THROUGHPUT] / printed["baseline", THROUGHPUT]
-        ratios = f"{own[THROUGHPUT].median() / base:.2f}", f"{over_published:.2f}"
-        memory = [_range(own[f"peak_{kind}_gib"]) for kind in ("allocated", "reserved")]
-        lines.append([f"`{name}`", _range(own[THROUGHPUT]), *ratios, *memory])
-    over = ("over `baseline`", "the same, published (four P40s)")
-    held = ("GiB allocated, measured", "GiB reserved, measured")
-    return markdown(["variant", "samples/s, measured", *over, *held], lines)
+        own, base = ([_of(rows, variant) for rows in kinds.values()] for variant in (name, "baseline"))
+        line = [f"`{name}`", f"{printed[name, THROUGHPUT] / printed['baseline', THROUGHPUT]:.2f}"]
+        for rows, first in zip(own, base, strict=True):
+            rate = rows[THROUGHPUT].median()
+            line.append(f"{rate:.1f} ({rate / first[THROUGHPUT].median():.2f})")
+        line += [f"{rows[metric].median():.1f}" for metric in ("peak_allocated_gib", _RESERVED) for rows in own]
+        lines.append(line)
+    metrics = ("samples/s (over `baseline`)", "GiB allocated", "GiB reserved")
+    header = [f"{metric}, {kind}" for metric in metrics for kind in kinds]
+    return markdown(["variant", "over `baseline`, published (four P40s)", *header], lines)
 
 
 def steps_table() -> str:
@@ -152,11 +209,40 @@ def steps_table() -> str:
     return markdown(["model", "batch", "ms, measured", "ms, simulated", "bound by"], lines)
 
 
+def pipelines_table() -> str:
+    """A line per way to run a pipeline on an H200, a column per batch and mode: measured and simulated steps."""
+    measured, simulated = map(_read, ("measured/1x-nvidia-h200/pipelines", "simulated/h200/pipelines"))
+    found = {(*_case(row), *_order(row)): row["step_time_ms"] for row in plain_records(simulated)}
+    cases = list(dict.fromkeys(map(_case, plain_records(measured))))
+    texts: dict[str, dict[tuple[Any, ...], str]] = {}
+    for row in plain_records(measured):
+        case, here = _case(row), row["step_time_ms"]
+        there = found[*case, *_order(row)]
+        own = texts.setdefault(row["source"].partition(": ")[2], {})
+        own[case] = f"{here:.0f}, {there:.0f} ({there / here - 1:+.0%})"
+    header = [f"{size} x {arguments.rpartition('=')[2]} tokens, `{mode}`" for arguments, size, mode in cases]
+    return markdown(
+        ["run as", *header], [[name, *(own.get(case, "") for case in cases)] for name, own in texts.items()]
+    )
+
+
+def _case(row: Record) -> tuple[Any, ...]:
+    return row["model_args"], row["batch_size"], row["checkpoint"]
+
+
+def _order(row: Record) -> tuple[Any, ...]:
+    return row["partitions"], row["schedule"] if row["backward"] == "scheduled" else ""
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "summary": summary_table,
     "gpu": gpu_table,
     "errors": errors_table,
     "measured-steps": steps_table,
+    "transferred": transferred_table,
+    "other-simulators": other_simulators_table,
+    "schedules-measured": measured_schedules_table,
+    "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
     "unet-memory": partial(cells_table, "unet-memory"),
@@ -180,7 +266,10 @@ def _read(place: str) -> pd.DataFrame:
 
 
 def _predictions() -> pd.DataFrame:
-    return _read("simulated/p40/predictions")
+    """Published cells and what the simulator says of them, the hardware of the fitted ones first."""
+    import pandas as pd
+
+    return pd.concat([_read(f"simulated/{profile}/predictions") for profile in ("p40", "v100", "h100")])
 
 
 def _ablation_as_published() -> Mapping[tuple[str, str], float]:

@@ -22,6 +22,7 @@ PAGES: Final = (
     "docs/peers.md",
     "docs/reproduce.md",
     "docs/results.md",
+    "docs/schedules_compared.md",
     "docs/simulator_errors.md",
 )
 """Pages with tables. Each table of ``TABLES`` stands on exactly one of them."""

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.balance.sample import Sample, map_tensors, takes_several_inputs
+from gpipe_bench.balance.sample import Sample, takes_several_inputs
 from gpipe_bench.engine.dispatch_mode import tensors_in
 from gpipe_bench.engine.placed import taken_out
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import current_tracker, use_tracker
+from gpipe_bench.skip.trees import tree_map_only
 
 Skips = dict[SkipKey, Tensor | None]
 
@@ -92,7 +93,7 @@ class Stage:
         """Run the layer."""
         self.stashed = {}
         with _blame(self._name), use_tracker(self):
-            inputs = map_tensors(_enter, self.inputs)
+            inputs = tree_map_only(Tensor, _enter, self.inputs)
             self.output = self.layer(*inputs) if self._several and isinstance(inputs, tuple) else self.layer(inputs)
 
     def roots(self) -> list[Tensor]:
@@ -112,7 +113,7 @@ class Stage:
         """Drop the last run, and give what the next layer takes: its input, and the skips that wait for their pop."""
         passed = {key: value for key, value in self._skips.items() if key not in self.popped}
         passed |= {key: None if value is None else _carry(value) for key, value in self.stashed.items()}
-        output = map_tensors(_carry, self.output)
+        output = tree_map_only(Tensor, _carry, self.output)
         self.inputs = self.output = None
         self.stashed = {}
         self._skips = {}
@@ -144,7 +145,7 @@ def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Itera
         if not module.training:
             twin.train()
         if stage is None:
-            entering = map_tensors(lambda x: _carry(x.clone().to(device)), sample)
+            entering = tree_map_only(Tensor, lambda x: _carry(x.clone().to(device)), sample)
             stage = Stage(name, twin, entering, {}, several=several)
         else:
             stage = Stage(name, twin, *stage.finish(), several=several)

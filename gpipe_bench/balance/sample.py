@@ -11,7 +11,6 @@ Layers whose further inputs are optional, as in ``forward(x, mask=None)``, need 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from gpipe_bench.engine.placed import WithDevice
 from gpipe_bench.engine.sequential import PipeSequential
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.skip import verify_skippables
+from gpipe_bench.skip.trees import tree_map_only
 
 Sample = Tensor | tuple[Any, ...]
 
@@ -114,7 +114,7 @@ def first_microbatch(module: nn.Sequential, sample: Sample, chunks: int) -> Samp
     if several:
         microbatch = scatter_arguments(values, {}, chunks)[0].unwrap()
         return tuple(microbatch.args)
-    piece: Sample = map_tensors(lambda tensor: tensor.chunk(chunks)[0], sample)
+    piece: Sample = tree_map_only(Tensor, lambda tensor: tensor.chunk(chunks)[0], sample)
     return piece
 
 
@@ -134,16 +134,3 @@ def device_of(sample: Sample, device: torch.device | str | int | None) -> torch.
         raise UnsupportedError(
             f"device must be one that this machine has, got {device!r}: {reason}; use 'cpu'"
         ) from error
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], value: object) -> Any:
-    """Nested tuples, lists and dictionaries with every tensor replaced; anything else stays as it is."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple | list):
-        # A named tuple takes its items one by one, or together by `_make`.
-        make = getattr(type(value), "_make", type(value))
-        return make(map_tensors(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    return value

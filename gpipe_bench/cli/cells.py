@@ -29,8 +29,8 @@ CellFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Take cells from a JSON file, the settings of each by its name; or, with --profile, those that a table of "
-        "measured configurations has, a CSV file.",
+        help="Take cells from a JSON file, the settings of each by its name; or, with --profile, measured ones from "
+        "their table of rows.",
     ),
 ]
 Only = Annotated[

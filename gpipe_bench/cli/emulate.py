@@ -28,7 +28,7 @@ from gpipe_bench.cli.cells import (
 )
 from gpipe_bench.cli.options import tell_microbatches
 from gpipe_bench.cli.progress import progress
-from gpipe_bench.errors import ConfigError, UnsupportedError
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.util.console import Column, Grid, output
 from gpipe_bench.util.files import check_writable, json_text, write_files
 
@@ -104,13 +104,11 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
 
 
 def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> None:
-    from gpipe_bench.emulator.build import obstacle
+    from gpipe_bench.emulator.build import require_virtual_devices
 
     for path in filter(None, (trace, out)):
         check_writable(path)
-    if reason := obstacle():
-        raise UnsupportedError(reason)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    require_virtual_devices()
     from gpipe_bench.bench.running.emulated import emulate_cells
     from gpipe_bench.cli.simulate import write_results
     from gpipe_bench.cli.simulated_table import print_simulation
@@ -134,7 +132,7 @@ def _emulate_script(
     races: bool,
     host_time: bool,
 ) -> None:
-    from gpipe_bench.emulator.build import obstacle
+    from gpipe_bench.emulator.build import require_virtual_devices
     from gpipe_bench.simulator.hardware.profile import load_profile
 
     if trace is not None:
@@ -142,10 +140,7 @@ def _emulate_script(
             raise ConfigError([f"--trace must be another file than the script, got {str(trace)!r}; name it trace.json"])
         check_writable(trace)
     hardware = load_profile(profile)
-    if reason := obstacle():
-        raise UnsupportedError(reason)
-    # A process has accelerators of one kind, and here they are virtual.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    require_virtual_devices()
     from gpipe_bench.emulator.library import leave
     from gpipe_bench.emulator.script import run_script, script_traceback
 

@@ -49,7 +49,7 @@ def figure(
 
 def _reference(out: Path, tables: Path | None, processes: int) -> None:
     from gpipe_bench.data import REFERENCE_FOLDER
-    from gpipe_bench.figures.reference import draw_reference
+    from gpipe_bench.figures.registry import draw_reference
     from gpipe_bench.results.catalogue import reference_figures
 
     folder = tables or REFERENCE_FOLDER

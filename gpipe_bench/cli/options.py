@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.own import is_own, uses_default_loss
 from gpipe_bench.models.table import MODELS, parse_arguments
@@ -40,40 +42,17 @@ def complete(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return completion
 
 
-def _models() -> list[str]:
-    return [*MODELS, "timm/", "torchvision/"]
-
-
-def _variants() -> list[str]:
-    from gpipe_bench.components import PUBLISHED, Components
-
-    return list(dict.fromkeys([*PUBLISHED, *(components.label for components in Components.factorial())]))
-
-
-def _profiles() -> list[str]:
-    from gpipe_bench.simulator.hardware.profile import profile_names
-
-    return profile_names()
-
-
-def _networks() -> Iterable[str]:
-    from gpipe_bench.simulator.hardware.networks import networks
-
-    return networks()
-
-
-def _devices() -> tuple[str, ...]:
-    from gpipe_bench.bench.spec.machine import DEVICES
-
-    return DEVICES
+def _of(module: str) -> Any:
+    """A module of this package, loaded when its values are asked for."""
+    return import_module(f"gpipe_bench.{module}")
 
 
 VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
-    "model": _models,
-    "variant": _variants,
-    "profile": _profiles,
-    "network": _networks,
-    "device": _devices,
+    "model": lambda: [*MODELS, "timm/", "torchvision/"],
+    "variant": lambda: dict.fromkeys([*PUBLISHED, *(components.label for components in Components.factorial())]),
+    "profile": lambda: _of("simulator.hardware.profile").profile_names(),
+    "network": lambda: _of("simulator.hardware.networks").networks(),
+    "device": lambda: _of("bench.spec.machine").DEVICES,
     "evidence": lambda: ("measured", "emulated", "simulated"),
 }
 """Values that options are completed to, by the name of a setting."""

@@ -21,25 +21,29 @@ def predictions(
     table: Annotated[list[str] | None, typer.Option(help="Only this published table; may be repeated.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder of stored traces.  [default: below ~/.cache]")] = None,
 ) -> None:
-    """Simulate every published throughput, memory and utilisation of the Tesla P40s, and compare.
+    """Simulate every published throughput, memory and utilisation with known settings, and compare.
 
-    In the file, a cell without a number ran out of memory. Printed after that: steps that were measured on an H200, and
-    the bubbles and throughputs of schedules on A100s, from printed times of a partition. Traces are kept for the next
-    time.
+    In the file, a cell without a number ran out of memory. Printed after that: steps that were measured on an H200 and
+    on an H100, and the bubbles and throughputs of schedules on A100s, from printed times of a partition. Traces are
+    kept for the next time.
     """
+    from gpipe_bench.bench.published import measured as pipelines
+    from gpipe_bench.bench.published.predictions import print_predictions
     from gpipe_bench.simulator import measured
-    from gpipe_bench.simulator.predictions import TABLES, print_predictions
     from gpipe_bench.simulator.published import zero_bubble
+    from gpipe_bench.simulator.published.settings import published_settings
 
     others: dict[str, tuple[str, Callable[[], None]]] = {
         measured.TABLE: ("steps measured on an H200", partial(measured.print_measured, cache)),
+        pipelines.TABLE: ("four partitions measured on one H100", partial(pipelines.print_pipelines, cache)),
         zero_bubble.TABLE: ("schedules on A100s, from printed times of a partition", zero_bubble.print_steps),
     }
-    names = [*TABLES, *others]
+    tables = list(dict.fromkeys(setting.table for setting in published_settings()))
+    names = [*tables, *others]
     for name in table or ():
         if name not in names:
             raise ConfigError([f"--table must be one of {', '.join(names)}, got {name!r}; {nearest(name, names)}"])
-    published = [name for name in table or TABLES if name in TABLES]
+    published = [name for name in table or tables if name in tables]
     if published:
         print_predictions(out, published, cache)
     for name, (title, show) in others.items():

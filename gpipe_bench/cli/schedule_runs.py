@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,7 +13,7 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli.options import VALUES, complete, stem
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
-from gpipe_bench.errors import ConfigError, UnsupportedError
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.tables import lines_text
 from gpipe_bench.schedules import check
 from gpipe_bench.schedules.comparison import ActionTimes, Times, compared, from_own_durations, parting
@@ -93,12 +92,9 @@ def _command(kind: str) -> Callable[..., None]:
 
 def _both(kind: str, own: OwnSchedule) -> tuple[OwnRun, Times, str]:
     if kind == "emulate":
-        from gpipe_bench.emulator.build import obstacle
+        from gpipe_bench.emulator.build import require_virtual_devices
 
-        if reason := obstacle():
-            raise UnsupportedError(reason)
-        # A process has accelerators of one kind, and here they are virtual.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        require_virtual_devices()
         run = own.emulated()
     else:
         run = own.simulated() if kind == "simulate" else own.measured()

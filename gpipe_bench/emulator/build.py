@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from gpipe_bench.errors import CompilerError
+from gpipe_bench.errors import CompilerError, UnsupportedError
 from gpipe_bench.native.build import compile_into, digest
 from gpipe_bench.native.compiler import find_cxx_compiler, identity
 from gpipe_bench.util.cache import cache_folder
@@ -29,6 +30,17 @@ def obstacle() -> str | None:
     if accelerator is not None and accelerator.type != "virtual":
         return f"a process must have one accelerator, got a real one: {accelerator}; hide it from the process"
     return _NO_COMPILER if find_cxx_compiler() is None else None
+
+
+def require_virtual_devices() -> None:
+    """Hide real accelerators from this process, which has those of one kind alone.
+
+    Raises:
+        UnsupportedError: virtual devices cannot be had here.
+    """
+    if reason := obstacle():
+        raise UnsupportedError(reason)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def built() -> Path:

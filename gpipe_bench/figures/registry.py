@@ -1,12 +1,15 @@
-"""All figures by their names; studies draw their own."""
+"""All figures by their names, and those of the reference tables by one call; studies draw their own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ABLATION
 from gpipe_bench.figures.advice import ADVICE
-from gpipe_bench.figures.base import Figure
+from gpipe_bench.figures.base import Figure, Selection
 from gpipe_bench.figures.published_tables import TABLES
 from gpipe_bench.figures.schedule_bubbles import BUBBLES
 from gpipe_bench.figures.schedule_timelines import STEPS
@@ -15,9 +18,36 @@ from gpipe_bench.figures.shares import SHARES
 from gpipe_bench.figures.sweep import SWEEP
 from gpipe_bench.figures.timelines import TIMELINES
 from gpipe_bench.figures.why import WHY
+from gpipe_bench.results.catalogue import REFERENCE, DrawnFigure, reference_figures
+from gpipe_bench.util.processes import spread
 
 _COMPONENTS: Final = (ABLATION, SHARES, TIMELINES, TABLES)
 _SETTINGS: Final = (SWEEP, WHY, ADVICE, PARETO, SCALING, BUBBLES, STEPS)
 
 FIGURES: Final[dict[str, Figure]] = {figure.name: figure for figure in (*_COMPONENTS, *_SETTINGS)}
 """What ``gpipe-bench figure`` draws."""
+
+
+def draw_reference(out: Path, folder: Path = REFERENCE, processes: int = 1) -> Iterator[list[Path]]:
+    """Draw the figures, several at once where there are processes for them.
+
+    Args:
+        out: folder of the figures.
+        folder: of the reference tables.
+        processes: how many draw at once; see :func:`gpipe_bench.util.processes.spread`.
+
+    Yields:
+        The paths of each figure as it is done.
+
+    Raises:
+        ConfigError: there is no table, or one cannot be read.
+        OutputError: a figure cannot be written.
+    """
+    figures = reference_figures(folder)
+    if not figures:
+        raise ConfigError([f"reference must hold tables of rows, got none below {folder}; restore the folder"])
+    yield from spread(lambda figure: _draw(figure, out), figures, processes)
+
+
+def _draw(figure: DrawnFigure, out: Path) -> list[Path]:
+    return FIGURES[figure.kind].draw(figure.table, out / figure.place / figure.name, Selection(figure.evidence))

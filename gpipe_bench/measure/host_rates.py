@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gpipe_bench.measure.clock import synchronize
+from gpipe_bench.models.gpt2 import Attention, Mlp
 
 THREADS: Final = (1, 2, 4)
 """Numbers of threads whose rates are measured."""
@@ -25,31 +25,14 @@ _STEPS: Final = 5  # few enough that the launch queue never fills
 _PASSES: Final = 20
 
 
-class _Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
-        self.inside, self.outside = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-        self.wide = nn.Sequential(nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(samples, tokens, width) to the same."""
-        samples, tokens, width = x.shape
-        heads = self.inside(self.first(x)).view(samples, tokens, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
-        query, key, value = heads.unbind()
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.outside(seen.transpose(1, 2).reshape(samples, tokens, width))
-        result: Tensor = x + self.wide(self.second(x))
-        return result
-
-
 def _convolutions() -> nn.Sequential:
     layers = ((nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(2 * _BLOCKS))
     return nn.Sequential(*(layer for three in layers for layer in three))
 
 
 def _transformer() -> nn.Sequential:
-    return nn.Sequential(*(_Block() for _ in range(_BLOCKS)))
+    layers = ((Attention(_WIDTH, 2, 0.0), Mlp(_WIDTH, 0.0)) for _ in range(_BLOCKS))
+    return nn.Sequential(*(layer for two in layers for layer in two))
 
 
 TINY: Final[Mapping[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]]] = MappingProxyType(

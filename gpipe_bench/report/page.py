@@ -39,12 +39,12 @@ _TITLES: Final = {
     "why": "Partitions and micro-batches",
     "schedules": "Schedules",
     "advice": "Advice",
-    "transparency": "Training with and without the pipeline",
+    "transparency": "Training",
     "peers": "Other pipelines",
 }
 """The sections of tables and figures by the first words of their names, in order; all others are in a last one."""
 
-_OTHERS: Final = "Other tables and figures"
+_OTHERS: Final = "More tables"
 
 
 @dataclass(frozen=True, slots=True)

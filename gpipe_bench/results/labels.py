@@ -31,6 +31,11 @@ def labelled(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
+def autograd_words(row: Row) -> str:
+    """Whose autograd engine a simulation is of, after a comma; empty for every other row."""
+    return f", autograd of {_AUTOGRAD[row.flavour]}" if row.flavour else ""
+
+
 def run_as(row: Row) -> str:
     """How a row was run: a loop, the paper's executor, or a schedule by name; empty for the runs of other programs."""
     if row.evidence == "published" or row.source:

@@ -20,14 +20,14 @@ from pydantic import ValidationError
 from scipy.optimize import least_squares
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
+from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.simulator.hardware.profile import Efficiency, HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.published.runs import is_fitted, published_source
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
 from gpipe_bench.simulator.tracing.steps import Kernel
 from gpipe_bench.simulator.workloads.build import microbatch_sizes
 from gpipe_bench.simulator.workloads.cost import duration_ns
 from gpipe_bench.simulator.workloads.optimizers import optimizer_kernels, trace_optimizer
-from gpipe_bench.simulator.workloads.sources import ModelSource
+from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite
 
 FITTED: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul")
 """The fitted efficiencies."""
@@ -156,20 +156,20 @@ def _problem(error: Any, shares: Mapping[str, float | None], name: str) -> str:
 
 def fit_rows(cache: Path | None = None) -> list[Observation]:
     """The published rows that constants are fitted to; ``cache``: folder of stored traces."""
-    rows = sorted((row for row in published_settings() if is_fitted(row)), key=lambda row: row.partitions)
+    rows = sorted((row for row in published_settings() if row.role == "fitted"), key=lambda row: row.partitions)
     return [observe(row, published_value(row, "throughput_samples_per_s"), cache) for row in rows]
 
 
 def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Observation:
     """What one epoch of a row runs, of one device or of several with one micro-batch, and its throughput."""
-    source = published_source(row, cache)
+    source = model_of_suite(row.model, parse_arguments(row.model, row.model_args), cache)
     kernels: Counter[Kernel] = Counter()
     copies: Counter[int] = Counter()
     steps = [(row.batch_size, row.full_steps), *([(row.rest_batch_size, 1)] if row.rest_batch_size else [])]
     for batch_size, times in steps:
         kernels.update({kernel: times * count for kernel, count in _step(row, source, batch_size, cache).items()})
         start = 0
-        for layers in row.balance[:-1]:
+        for layers in row.layers[:-1]:
             start += layers
             for port in source.layers(batch_size)[start - 1].outputs:
                 # Forward, and the gradient back.
@@ -188,7 +188,7 @@ def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None
             kernels.update(layer.kernels("forward"))
             kernels.update(layer.kernels("backward"))
         # With one micro-batch, all but the last partition recompute while they wait for their gradient.
-        for layer in layers[-row.balance[-1] :] if again else ():
+        for layer in layers[-row.layers[-1] :] if again else ():
             kernels.update(layer.kernels("forward"))
     loss = source.loss(batch_size)
     if loss is not None:

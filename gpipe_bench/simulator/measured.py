@@ -104,10 +104,12 @@ def print_measured(cache: Path | None = None) -> None:
         print(line.format(step.model, step.precision, step.batch_size, *times, error, step.bound_by), flush=True)
         found.append(step)
     for bound in ("device", "host"):
-        print(f"bound by the {bound}: {_mean_error(step for step in found if step.bound_by == bound)}")
+        print(f"bound by the {bound}: {_mean_error(step.error_fraction for step in found if step.bound_by == bound)}")
+    peaks = (step.simulated_gib / step.measured_gib - 1 for step in found if step.measured_gib)
+    print(f"peaks of allocated memory: {_mean_error(peaks)}")
 
 
-def _mean_error(steps: Iterable[MeasuredStep]) -> str:
-    errors = [abs(step.error_fraction) for step in steps]
-    mean = 100 * sum(errors) / len(errors)
-    return f"mean absolute error {mean:.1f} % of {len(errors)} steps, largest {100 * max(errors):.1f} %"
+def _mean_error(fractions: Iterable[float]) -> str:
+    errors = [100 * abs(error) for error in fractions]
+    mean = sum(errors) / len(errors)
+    return f"mean absolute error {mean:.1f} % of {len(errors)} steps, largest {max(errors):.1f} %"

@@ -57,13 +57,11 @@ def emulate(
 
     Kernels compute nothing and time is virtual; threads, autograd and allocations are those of the packages.
     """
-    from gpipe_bench.emulator.build import obstacle
-    from gpipe_bench.errors import UnsupportedError
+    from gpipe_bench.emulator.build import require_virtual_devices
     from studies.peers.emulated import emulated_cases, run_cases, write_rows
 
     check_writable(out)
-    if reason := obstacle():
-        raise UnsupportedError(reason)
+    require_virtual_devices()
     write_rows(out, emulated_cases(), run_cases(emulated_cases(), typer.echo))
     typer.echo(f"wrote {out}")
 

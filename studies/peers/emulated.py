@@ -86,7 +86,7 @@ def emulated_cases() -> list[EmulatedCase]:
     ]
     rows = {row.experiment: row for row in published_settings() if row.table == "unet-speed"}
     cases += [
-        EmulatedCase(name, contender, "dep-str-ptl", row.model_args, row.balance, row.chunks, row.batch_size)
+        EmulatedCase(name, contender, "dep-str-ptl", row.model_args, row.layers, row.chunks, row.batch_size)
         for name, row in rows.items()
         if name in _SPEED
         for contender in _VARIANTS
@@ -203,9 +203,10 @@ def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
     options: dict[str, Any] = {"devices": places, "chunks": case.chunks, "checkpoint": "except_last"}
     if case.contender == _ENGINE:
         return GPipe(model.to_empty(device=places[0]), list(case.balance), components=components, **options)
+    from studies.peers.contenders.torchgpipe import PIPES
     from studies.peers.virtual_streams import on_virtual_devices
 
-    home, name = ("torchgpipe", "GPipe") if case.contender == "torchgpipe" else ("fairscale.nn.pipe", "Pipe")
+    home, name = PIPES[case.contender]
     on_virtual_devices(home)
     modules: list[Any] = [importlib.import_module(f"{home}{part}") for part in ("", ".pipeline", ".skip")]
     package, pipeline, skip = modules

@@ -91,12 +91,8 @@ class ContenderTimes:
     forward_passes: float | None = None
 
 
-@dataclass(slots=True)
-class Raced:
-    """A case with all its outcomes."""
-
-    case: PeerCase
-    outcomes: list[ContenderTimes]
+Raced = Sequence[ContenderTimes]
+"""A case with all its contenders."""
 
 
 class Entrant:
@@ -212,8 +208,8 @@ def run_race(
     for number, case in enumerate(cases, start=1):
         own = case if case.balance else _balanced(case, balance_s, fine=fine)
         raced.append(race_case(own, contenders, lambda who, what: Entrant(who, what, timeout_s)))
-        bad = [f", {one.contender.name} {one.status}" for one in raced[-1].outcomes if one.status != "ok"]
-        report(f"case {number} of {len(cases)}, {case.id}: {len(raced[-1].outcomes)} contenders{''.join(bad)}")
+        bad = [f", {one.contender.name} {one.status}" for one in raced[-1] if one.status != "ok"]
+        report(f"case {number} of {len(cases)}, {case.id}: {len(raced[-1])} contenders{''.join(bad)}")
     return facts, raced
 
 
@@ -254,7 +250,7 @@ def race_case(case: PeerCase, contenders: Sequence[Contender], enter: Enter) -> 
         for entrant in going.values():
             entrant.close()
     _compare_gradients([outcome for outcome in outcomes if outcome.status == "ok"], enter)
-    return Raced(case, outcomes)
+    return outcomes
 
 
 @contextmanager

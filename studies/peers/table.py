@@ -46,7 +46,7 @@ def write_race(
         OutputError: a table cannot be written.
     """
     shared = {**common, "config_sha256": digest(configuration)}
-    rows = [PeerRow(**shared, **_row(outcome, one, tolerance)) for one in raced for outcome in one.outcomes]
+    rows = [PeerRow(**shared, **_row(outcome, one, tolerance)) for one in raced for outcome in one]
     write_files(
         {
             out: csv_text(PeerRow.columns(), [row.to_dict() for row in rows]),
@@ -60,7 +60,7 @@ def write_race(
 def step_records(raced: Sequence[Raced]) -> list[dict[str, Any]]:
     """A record per timed step."""
     found = []
-    for outcome in (outcome for one in raced for outcome in one.outcomes):
+    for outcome in (outcome for one in raced for outcome in one):
         head = {"evidence": "measured", "case": outcome.case.id, "contender": outcome.contender.name}
         for visit in outcome.visits:
             for step, (wall, cpu) in enumerate(zip(visit.wall_s, visit.cpu_s, strict=True)):
@@ -169,7 +169,7 @@ def limit_s(plain_s: float, m: int, n: int, parallel: int) -> float:
 
 
 def _of(one: Raced, name: str) -> ContenderTimes | None:
-    return next((outcome for outcome in one.outcomes if outcome.contender.name == name), None)
+    return next((outcome for outcome in one if outcome.contender.name == name), None)
 
 
 def _known(bound: float) -> float | None:

@@ -4,8 +4,8 @@ plain         the whole batch at once
 accumulated   micro-batches one after the other, one backward pass: what a pipeline computes, without one
 pipeline      GPipe with a checkpoint mode, batch normalisation deferred or not
 
-Every arm goes its own way; at each step its gradients are compared with those of the plain and the accumulated arm.
-Those two are trained first, then all others, several at once where there are processes for them.
+Every arm goes its own way, several at once where there are processes for them; then the gradients of each step are
+compared with those of the plain and the accumulated arm.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -108,18 +109,12 @@ def train_arms(case: Case, images: Images, trainings: Sequence[Training], proces
     Returns:
         A record per arm of each training in turn, the plain and the accumulated one first.
     """
-
-    def compared(place: tuple[int, Arm]) -> Record:
-        return _record(case, trainings[place[0]], place, train(case, images, trainings[place[0]], place[1]), courses)
-
-    known = [(number, arm) for number in range(len(trainings)) for arm in _REFERENCES]
-    trained = spread(lambda place: train(case, images, trainings[place[0]], place[1]), known, processes)
-    courses = dict(zip(known, trained, strict=True))
-    others = [(number, arm) for number, training in enumerate(trainings) for arm in training.arms]
-    found = dict(zip(others, spread(compared, others, processes), strict=True))
-    for place in known:
-        found[place] = _record(case, trainings[place[0]], place, courses[place], courses)
-    return [found[k, arm] for k, training in enumerate(trainings) for arm in (*_REFERENCES, *training.arms)]
+    found = []
+    for training in trainings:
+        arms = (*_REFERENCES, *training.arms)
+        courses = list(spread(partial(train, case, images, training), arms, processes))
+        found += [_record(case, training, arm, course, courses) for arm, course in zip(arms, courses, strict=True)]
+    return found
 
 
 class _Model:
@@ -223,13 +218,11 @@ def _accuracy(output: Tensor, target: Tensor) -> float:
     return float(right.double().mean())
 
 
-def _record(
-    case: Case, training: Training, place: tuple[int, Arm], course: Course, courses: dict[tuple[int, Arm], Course]
-) -> Record:
+def _record(case: Case, training: Training, arm: Arm, course: Course, courses: Sequence[Course]) -> Record:
     """What an arm leaves, beside the courses of the plain and the accumulated arm of the same training."""
-    plain, accumulated = (courses[place[0], reference] for reference in _REFERENCES)
+    plain, accumulated = courses[: len(_REFERENCES)]
     head = {"evidence": "measured", "model": case.model, "seed": case.seed, "precision": training.precision}
-    record = Record({**head, "normalisation": "frozen" if training.frozen else "batch", **asdict(place[1])})
+    record = Record({**head, "normalisation": "frozen" if training.frozen else "batch", **asdict(arm)})
     for step, (loss, gradients) in enumerate(zip(course.losses, course.gradients, strict=True)):
         differences = {
             "gradient_difference_plain": _largest(gradients, plain.gradients[step]),

@@ -71,9 +71,22 @@ def test_without_a_baseline_there_is_no_ratio():
     assert line(printed(FAST[:1]), "dep-x-x")[2:4] == ["20.0", "128.0"]
 
 
-def test_large_memory_is_in_gib_and_what_the_allocator_held_stands_beside_it():
+def test_large_memory_is_in_gib_and_what_the_allocator_reserved_stands_beside_it():
     rows = [ok_result("baseline", peak_allocated_gib=20.25, peak_reserved_gib=23.5).row]
-    assert "20.2 (23.5 held)" in printed(rows)
+    assert "20.2 (23.5)" in printed(rows)
+    assert "GiB (reserved)" in printed(rows)
+    assert "reserved" not in printed(BASE)
+
+
+def test_one_value_each_has_no_column_of_intervals():
+    assert "95 % CI" not in printed([*BASE[:1], *FAST[:1]]).partition("runs")[0]
+
+
+def test_a_simulation_says_whose_autograd_engine_it_is_of():
+    rows = [replace(BASE[0], evidence="simulated", flavour=flavour) for flavour in ("published", "current")]
+    text = " ".join(printed(rows).split())
+    assert "autograd of PyTorch 1.3" in text
+    assert "autograd of PyTorch 2" in text
 
 
 def test_unsupported_variants_share_a_footnote():
@@ -81,7 +94,7 @@ def test_unsupported_variants_share_a_footnote():
     assert line(text, "dep-str-x") == ["dep-str-x", "0", "unsupported", "[1]"]
     assert line(text, "dep-str-ptl")[-2:] == ["unsupported", "[1]"]
     assert text.count("[1] unsupported: copy_streams needs an accelerator\n") == 1
-    assert "6 runs: 4 ok, 2 unsupported" in text
+    assert "6 runs (6 measured): 4 ok, 2 unsupported" in text
     assert "FAILED" not in text
 
 

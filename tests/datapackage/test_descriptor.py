@@ -60,12 +60,6 @@ def test_objects_of_rows_have_the_columns_and_types_of_their_table(rows):
     assert rows.columns() == TABLES[rows.TABLE].columns
 
 
-def test_predictions_have_the_columns_that_the_simulator_writes():
-    from gpipe_bench.simulator.predictions import COLUMNS
-
-    assert tuple(DESCRIBED["predictions"]) == COLUMNS
-
-
 def test_an_unknown_table_is_refused_with_what_is_nearest(tmp_path):
     header = [name for name in Row.columns() if name != "chunks"] + ["speed"]
     with pytest.raises(ConfigError) as caught:

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from gpipe_bench.cli import application
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Selection
-from gpipe_bench.figures.reference import draw_reference
-from gpipe_bench.figures.registry import FIGURES
+from gpipe_bench.figures.registry import FIGURES, draw_reference
 from gpipe_bench.figures.style import drawing, save
 from gpipe_bench.results.catalogue import REFERENCE, figures_of, reference_figures, run_figures
 from tests.figures.synthetic import ablation_row, write_rows

@@ -34,7 +34,7 @@ NOT_RUN = {
     "torchrun --nnodes": "needs two hosts; tests/distributed/test_two_hosts.py has two network namespaces",
     "diff -r figures/redrawn": "compares what Snakemake drew; tests/figures redraws and compares every figure",
     "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
-    "gpipe-bench predictions": "20 s; tests/simulator_costs/test_predictions.py runs it",
+    "gpipe-bench predictions": "20 s; tests/bench/test_predictions.py runs it",
     "gpipe-bench gpu": "ten minutes, on a GPU; tests/bench/test_session.py rehearses it on the CPU",
     "gpipe-bench profile": "measures a GPU; tests/bench/test_device_profile.py rehearses it on the CPU",
     "gpipe-bench schedule emulate": "takes the one accelerator of a process; tests/cli/test_schedule.py runs it",

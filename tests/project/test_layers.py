@@ -22,7 +22,7 @@ from tests.project.tree import ROOT
 #    +----------- native <-------+                   |
 #    |                           ^                   |
 #    +-- (and native) -------- emulator              |      distributed: above engine, below bench
-#    +----------- figures <------ report <-----------+      studies: above all but report and cli
+#    +----------- figures <------ report <-----------+      studies: above all but report and cli; measure: above models
 ALLOWED = {
     "pure": set(),
     "skip": {"pure"},
@@ -30,7 +30,7 @@ ALLOWED = {
     "distributed": {"pure", "skip", "engine"},
     "models": {"pure", "skip"},
     "balance": {"pure", "skip", "engine", "simulator"},
-    "measure": {"pure", "skip", "engine"},
+    "measure": {"pure", "skip", "engine", "models"},
     "native": {"pure"},
     "simulator": {"pure", "skip", "models", "native"},
     "emulator": {"pure", "skip", "engine", "models", "native", "simulator"},

@@ -14,7 +14,7 @@ def steps():
 
 
 def test_every_setting_has_each_schedule(steps):
-    assert len(steps) == len({(step.setting, step.schedule) for step in steps}) == 36
+    assert len(steps) == len({(step.setting, step.schedule) for step in steps}) == 48
 
 
 def test_bubbles_are_the_printed_ones(steps):
@@ -35,4 +35,5 @@ def test_throughputs_are_above_the_measured_ones(steps, schedule, percent):
 def test_the_command_prints_errors_of_ratios(capsys):
     with pytest.raises(SystemExit):
         main(["predictions", "--table", "zero-bubble"])
-    assert "zb_h1 over 1f1b: mean absolute error 1.35 % of 12 throughputs" in capsys.readouterr().out
+    assert "bubbles equal to four digits: 36 of 48" in (printed := capsys.readouterr().out)
+    assert "zb_h1 over 1f1b: mean absolute error 1.35 % of 12 throughputs" in printed

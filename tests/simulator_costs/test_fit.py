@@ -105,9 +105,9 @@ def test_the_command_says_what_is_wrong_with_its_rows(monkeypatch, capsys):
 
 def test_published_rows_and_their_settings():
     rows = published_settings()
-    assert len(rows) == 33
+    assert len(rows) == 53
     ablation = {
         row.experiment: published_value(row, "throughput_samples_per_s") for row in rows if row.table == "ablation"
     }
     assert ablation == {"baseline": 30.662, "dep-x-x": 41.306, "dep-str-x": 55.191, "dep-str-ptl": 58.477}
-    assert {row.balance for row in rows if row.table == "ablation"} == {(34, 76, 70, 61)}
+    assert {row.layers for row in rows if row.table == "ablation"} == {(34, 76, 70, 61)}

@@ -68,4 +68,5 @@ def test_the_command_prints_them(steps, monkeypatch, capsys):
     assert not caught.value.code
     printed = capsys.readouterr().out
     assert "bound by the device: mean absolute error" in printed
+    assert "peaks of allocated memory: mean absolute error" in printed
     assert printed.count("unet") == 9

@@ -7,12 +7,13 @@ import pickle
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
+from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.published import runs
 from gpipe_bench.simulator.tracing import kept as kept_values
 from gpipe_bench.simulator.tracing.kept import kept
 from gpipe_bench.simulator.workloads.build import Model, build_workload
@@ -105,7 +106,7 @@ def test_a_workload_whose_file_was_damaged_is_made_anew(workload, tmp_path, dama
     assert kept(tmp_path, {}, never) == workload
 
 
-@pytest.mark.parametrize("stored", [os.system, subprocess.Popen, runs.run, runs.Path])
+@pytest.mark.parametrize("stored", [os.system, subprocess.Popen, run, Path])
 def test_a_stored_value_calls_nothing_but_classes_of_the_simulator(tmp_path, stored):
     class Calls:
         def __reduce__(self):

@@ -21,7 +21,7 @@ from studies.peers.cases import PeerCase
 from studies.peers.contenders import CONTENDERS, REFERENCE, Contender, contenders_of
 from studies.peers.figure import FIGURE as PEERS
 from studies.peers.figure import LOOKS, limit
-from studies.peers.race import ContenderTimes, PeerError, Raced, Visit, race_case
+from studies.peers.race import ContenderTimes, PeerError, Visit, race_case
 from studies.peers.settings import Settings, read_settings
 from studies.peers.table import write_race
 from tests.project.tree import ROOT
@@ -133,7 +133,7 @@ def ran(fails=None, **changes):
     diary = []
     enter = lambda who, what: Stub(who, what, diary, (fails or {}).get(who.name, ""))  # noqa: E731
     done = race_case(case(rounds=6, visit_s=0.25, **changes), contenders_of(NAMES), enter)
-    return {outcome.contender.name: outcome for outcome in done.outcomes}, diary
+    return {outcome.contender.name: outcome for outcome in done}, diary
 
 
 def turns(diary):
@@ -184,7 +184,7 @@ def test_contenders_with_two_partitions_per_device_have_a_balance_of_their_own()
     done = race_case(
         case("unet", fine_balance=(7, 7, 7, 8)), contenders_of(names), lambda who, what: Stub(who, what, [])
     )
-    balances = {outcome.contender.name: outcome.case.balance for outcome in done.outcomes}
+    balances = {outcome.contender.name: outcome.case.balance for outcome in done}
     assert balances == {"plain": (14, 15), "pipelining-gpipe": (14, 15), "pipelining-interleaved": (7, 7, 7, 8)}
 
 
@@ -204,13 +204,12 @@ SLOWING = [1.0, 1.5, 2.25, 3.4]
 def raced(workload, shares, **changes):
     """A race whose steps took some share of the times of a machine that slows down."""
     one = case(workload, **changes)
-    outcomes = [
+    return [
         ContenderTimes(
             one, CONTENDERS[name], "1.0", visits=[Visit(k, 0, [share * s], [s]) for k, s in enumerate(SLOWING)]
         )
         for name, share in shares.items()
     ]
-    return Raced(one, outcomes)
 
 
 CELLS = raced("cells", {"engine-scheduled": 0.5, "torchgpipe": 1, "loop": 0.1})
@@ -249,17 +248,17 @@ def test_without_the_baseline_there_is_no_ratio_and_one_round_has_no_interval(tm
     once = ContenderTimes(one, CONTENDERS["torchgpipe"], visits=[Visit(0, 0, [1.0], [1.0])])
     absent = ContenderTimes(one, CONTENDERS["torchgpipe"], status="skipped", reason="not installed")
     engine = ContenderTimes(one, CONTENDERS["engine-scheduled"], visits=once.visits)
-    rows = rows_of(tmp_path, Raced(one, [engine, absent]))
+    rows = rows_of(tmp_path, [engine, absent])
     assert rows["cells", "engine-scheduled"].ratio is None
     assert (rows["cells", "torchgpipe"].status, rows["cells", "torchgpipe"].step_time_ms) == ("skipped", None)
-    row = rows_of(tmp_path, Raced(one, [once]))["cells", "torchgpipe"]
+    row = rows_of(tmp_path, [once])["cells", "torchgpipe"]
     assert (row.ratio, row.ratio_low, row.ratio_high) == (1.0, None, None)
 
 
 @pytest.mark.parametrize(("found", "verdict"), [(1e-6, "equal"), (1e-3, "differ"), (float("inf"), "differ")])
 def test_the_verdict_on_gradients(tmp_path, found, verdict):
     one = raced("cells", {"loop": 1})
-    one.outcomes[0].gradient_difference = found
+    one[0].gradient_difference = found
     assert rows_of(tmp_path, one)["cells", "loop"].gradients == verdict
 
 

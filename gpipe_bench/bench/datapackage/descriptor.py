@@ -33,6 +33,9 @@ _PAPERS: Final = (
         "title": "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
         "path": "arxiv.org/abs/1811.06965",
     },
+    {"title": "Zero Bubble Pipeline Parallelism", "path": "arxiv.org/abs/2401.10241"},
+    {"title": "LiBai, benchmarks", "path": "github.com/Oneflow-Inc/libai"},
+    {"title": "nanotron, benchmark summary", "path": "github.com/huggingface/nanotron"},
 )
 _EVIDENCE: Final = {
     "published": "printed by others",

@@ -2,7 +2,7 @@
 
 ``<folder>/simulated/<profile>/<experiment>.csv``, ``<folder>/emulated/<profile>/<experiment>.csv`` and
 ``<folder>/measured/<machine>/<experiment>.csv``, each with its companions. Predictions of published cells go to the
-hardware of the published runs. Published rows are not taken: they are made from ``<folder>/published`` when they are
+profile of each. Published rows are not taken: they are made from ``<folder>/published`` when they are
 needed.
 """
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _TAKEN: Final = ("simulated", "emulated", "measured")
 _PREDICTIONS: Final = "predictions"
-_PUBLISHED_ON: Final = "p40"  # the hardware of the published runs
 
 
 def result_tables(folder: Path) -> list[Path]:
@@ -61,28 +60,30 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
     table = _checked(rows)
     kind = table_of(list(table.columns), rows)
     if kind.name == _PREDICTIONS:
-        target = folder / "simulated" / _PUBLISHED_ON / rows.name
-        texts = {target: csv_text(kind.columns, table), **_companions(rows, target, table, alone=True)}
-        write_files(texts)
-        return list(texts)
+        taken: dict[Path, str] = {}
+        for profile, members in table.groupby("profile", sort=False):
+            target = folder / "simulated" / str(profile) / rows.name
+            taken |= {target: csv_text(kind.columns, members), **_companions(rows, target, members, alone=True)}
+        write_files(taken)
+        return list(taken)
     if kind.name not in OF_RUNS:
         raise ConfigError([f"table must be one of rows, got {kind.name} in {rows}; name <experiment>.csv itself"])
-    taken = table[table["evidence"].isin(_TAKEN)]
-    if taken.empty:
+    chosen = table[table["evidence"].isin(_TAKEN)]
+    if chosen.empty:
         raise ConfigError(
             [f"rows must hold simulated, emulated or measured ones, got none in {rows}; run the experiment first"]
         )
-    measured = taken["evidence"] == "measured"
-    machine = machine or _only_machine(taken["profile"][measured])
+    measured = chosen["evidence"] == "measured"
+    machine = machine or _only_machine(chosen["profile"][measured])
     # A cell that did not run does not know its machine.
-    hardware = taken["profile"].mask(measured, machine) if machine else taken["profile"]
-    places = taken["evidence"] + "/" + hardware.map(lambda name: place_name(name, rows))
+    hardware = chosen["profile"].mask(measured, machine) if machine else chosen["profile"]
+    places = chosen["evidence"] + "/" + hardware.map(lambda name: place_name(name, rows))
     texts, targets = {}, []
-    for place, members in taken.groupby(places, sort=False):
+    for place, members in chosen.groupby(places, sort=False):
         target = folder / str(place) / rows.name
         targets.append(target)
         texts[target] = csv_text(kind.columns, members)
-        texts |= _companions(rows, target, members, alone=len(members) == len(taken))
+        texts |= _companions(rows, target, members, alone=len(members) == len(chosen))
     write_files(texts)
     for target in targets:
         # What an earlier run left would lead to rows that are gone.

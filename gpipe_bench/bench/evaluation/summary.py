@@ -14,6 +14,7 @@ from gpipe_bench.bench.evaluation.statistics import differ
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.configurations import CONFIGURATIONS
 from gpipe_bench.results.intervals import Interval
+from gpipe_bench.results.labels import autograd_words
 from gpipe_bench.results.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
 from gpipe_bench.results.outcomes import Group as OutcomeGroup
 from gpipe_bench.results.rows import Row
@@ -108,7 +109,9 @@ class _Notes:
 
 def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
     scale, unit = group.memory_scale
-    names = ("n", "samples/s\n[95 % CI]", f"x {group.REFERENCE}\n[95 % CI]", f"memory\n{unit}", *_SHARES)
+    interval = "\n[95 % CI]" if group.repeats[1] > 1 else ""
+    reserved = " (reserved)" if any(one.samples("peak_reserved_gib") for one in group.outcomes.values()) else ""
+    names = ("n", f"samples/s{interval}", f"x {group.REFERENCE}{interval}", f"memory\n{unit}{reserved}", *_SHARES)
     columns = [Column(name, starts_part=name == next(iter(_SHARES))) for name in names]
     columns = [Column("variant", text=True), *columns, Column("status", text=True)]
     table = Grid(columns, _title(group.head))
@@ -135,7 +138,8 @@ def _beside(group: OutcomeGroup, other: OutcomeGroup) -> Grid:
     """
     kinds = (other.head.evidence, group.head.evidence, "error" if other.head.evidence == "published" else "differs")
     columns = [Column(f"{name}\n{kind}") for name, _ in _METRICS.values() for kind in kinds]
-    title = f"{group.head.evidence} on {group.head.profile}, against the {other.head.evidence} values"
+    values = f"{other.head.evidence} values{autograd_words(other.head)}"
+    title = f"{group.head.evidence} on {group.head.profile}, against the {values}"
     table = Grid([Column("variant", text=True), *columns], title)
     variant: str
     for variant in PUBLISHED:
@@ -158,7 +162,7 @@ def _shares(group: OutcomeGroup) -> Grid | None:
         return None
     names = ("samples/s\n[least, most]", f"memory {unit}\n[least, most]")
     columns = [Column("component", text=True), *map(Column, names)]
-    table = Grid(columns, f"share of each component, {group.head.evidence} (Shapley)")
+    table = Grid(columns, f"share of each component, {group.head.evidence}{autograd_words(group.head)} (Shapley)")
     for name, share in speed.items():
         table.add(name, _range(share), _range(size[name]) if size else "")
     return table
@@ -185,7 +189,8 @@ def _title(row: Row) -> str:
     modes += [f"schedule {row.schedule}" if row.schedule != "gpipe" else "", f"seed {row.seed}" if row.seed else ""]
     sizes = (f"{row.partitions} partitions{balance}", f"{row.chunks} chunks", f"batch {row.batch_size}")
     pipeline = ", ".join(filter(None, (*sizes, *modes)))
-    return f"{row.experiment or 'rows'}, {row.evidence}: {row.model} ({row.model_args}); {pipeline}; {machine}"
+    where = f"{machine}{autograd_words(row)}"
+    return f"{row.experiment or 'rows'}, {row.evidence}: {row.model} ({row.model_args}); {pipeline}; {where}"
 
 
 def _memory(outcome: Outcome, scale: float) -> str:
@@ -193,7 +198,7 @@ def _memory(outcome: Outcome, scale: float) -> str:
     allocated, reserved = outcome.middle("peak_allocated_gib"), outcome.middle("peak_reserved_gib")
     if allocated is None:
         return ""
-    return f"{allocated * scale:.1f}" + ("" if reserved is None else f" ({reserved * scale:.1f} held)")
+    return f"{allocated * scale:.1f}" + ("" if reserved is None else f" ({reserved * scale:.1f})")
 
 
 def _status(outcome: Outcome, notes: _Notes) -> str:
@@ -228,9 +233,8 @@ def _percent(share: float | None) -> str:
 def _verdict(rows: Sequence[Row]) -> Text:
     """What failed, so that nobody takes a table with holes for a complete one, and how to read the numbers."""
     counts = Counter(row.status for row in rows)
-    kinds = {kind: sum(row.evidence == kind for row in rows) for kind in ("simulated", "emulated")}
-    virtual = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-    runs = f"{len(rows)} runs" + (f" ({virtual})" if virtual else "")
+    kinds = Counter(row.evidence for row in rows)
+    runs = f"{len(rows)} runs" + (f" ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})" if rows else "")
     text = Text(f"{runs}: {', '.join(f'{count} {status}' for status, count in counts.items())}. {_READING}")
     loud = [status for status in _LOUD if counts[status]]
     if loud:

@@ -1,35 +1,30 @@
-"""A published table, simulated row by row with the settings that it was run with, as raw results.
+"""Published rows simulated with the settings that they were run with: the one way from print to rows and predictions.
 
-A throughput is that of an epoch with its smaller last mini-batch, as it was printed; shares of time and memory are
-those of a whole mini-batch.
+- A throughput is that of an epoch with its smaller last mini-batch, as it was printed; all else is of a whole one.
+- A memory is the sum over devices of the peak reserved bytes in two steps.
+- Where host threads race, in the ablation's baseline, there are more steps, as there were: the mean of their times, the
+  most of their memory.
+- A utilisation is what sampling the driver shows: the share of a step in which a device computes, or sends a copy.
+- torchgpipe exempts micro-batch number ``chunks - 1`` from checkpointing; where a batch gives fewer, none is exempt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gpipe_bench.bench.published.values import published_rows
-from gpipe_bench.bench.running.simulated import device_records, simulation_facts
+from gpipe_bench.bench.running.simulated import simulated_columns, simulated_step, simulation_facts, step_result
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.raw import RawResult
-from gpipe_bench.errors import ConfigError, OutOfMemory
+from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.configurations import digest
-from gpipe_bench.util.nearest import nearest
+from gpipe_bench.simulator.published.settings import Setting, settings_of
 
 if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row
-    from gpipe_bench.simulator.clock.run import Run
-    from gpipe_bench.simulator.published.settings import Setting
-
-_PROFILE: Final = "p40"
-_NOT_SIMULATED: Final[dict[str, Any]] = {
-    "source": "",
-    "throughput_samples_per_s": None,
-    "utilization_fraction": None,
-    "peak_reserved_gib": None,
-}
 
 
 def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> list[RawResult]:
@@ -42,55 +37,58 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
     Raises:
         ConfigError: there is no such table.
     """
-    from gpipe_bench.simulator.hardware.profile import load_profile
-    from gpipe_bench.simulator.published.runs import PublishedRuns
-    from gpipe_bench.simulator.published.settings import published_settings
-
-    settings = [setting for setting in published_settings() if setting.table == table]
-    printed = [row for row in published_rows() if row.experiment == table]
-    if not settings or len(settings) != len(printed):
-        known = list(dict.fromkeys(setting.table for setting in published_settings()))
-        raise ConfigError([f"table must be one of {', '.join(known)}, got {table!r}; {nearest(table, known)}"])
-    runs = PublishedRuns(load_profile(_PROFILE))
-    facts = {**simulation_facts(), "torch": version("torch").partition("+")[0]}
-    results = []
-    for setting, row in zip(settings, printed, strict=True):
-        own = replace(row, evidence="simulated", status="ok", reason="", profile=_PROFILE, flavour="published",
-                      repeat=0, config_sha256=digest(setting.configuration(_PROFILE)),
-                      cell=f"published-{table}-{setting.experiment}", **_NOT_SIMULATED, **facts)  # fmt: skip
-        result = _result(setting, own, runs)
-        results.append(replace(result, configuration=setting.configuration(_PROFILE)))
+    facts, results = simulation_facts(), []
+    for setting in settings_of(table):
+        results.append(simulate_published(setting, facts))
         if report:
             report(results[-1].row)
     return results
 
 
-def _result(setting: Setting, row: Row, runs: Any) -> RawResult:
-    try:
-        done: Run = runs.run_of(setting, setting.batch_size, memory=True)
-    except OutOfMemory as error:
-        from gpipe_bench.simulator.clock.simulation import GIB, gib_texts
+def published_cell(setting: Setting, batch_size: int) -> SimulatedCell:
+    """The cell of a published row, with any number of samples.
 
-        asked, capacity = gib_texts((error.reserved + error.needed) / GIB, error.capacity / GIB, 2)
-        reason = f"device {error.device} asks for {asked} and has {capacity}"
-        return RawResult(row.cell, replace(row, status="oom", reason=reason))
-    return RawResult(row.cell, *_values(setting, row, runs, done))
+    Raises:
+        ConfigError: a setting is wrong; carries all problems.
+    """
+    names = ("model", "model_args", "chunks", "checkpoint", "optimizer", "precision", "profile", "flavour")
+    given = {
+        **{name: getattr(setting, name) for name in names},
+        "schedule": setting.schedule or None,
+        "batch_size": batch_size,
+        "balance": "-".join(map(str, setting.layers)),
+        "variant": setting.experiment if setting.table == "ablation" else PUBLISHED[-1],
+    }
+    cell = validated(SimulatedCell, given, lambda path: f"{setting.table} {setting.experiment}: {path[0]}")
+    exempt = cell.checkpoint != "except_last" or cell.microbatches == cell.chunks
+    return cell if exempt else cell.changed(checkpoint="always")
 
 
-def _values(setting: Setting, row: Row, runs: Any, done: Run) -> tuple[Row, list[dict[str, Any]]]:
-    from gpipe_bench.simulator.clock.simulation import GIB, mean_share, step_events, step_uses
+def simulate_published(setting: Setting, facts: Mapping[str, Any], cache: Path | None = None) -> RawResult:
+    """The result of a published row.
 
-    _, length_us = step_events(done)
-    uses = step_uses(done, range(setting.partitions))
-    speed = runs.throughput(setting, done) if setting.full_steps else setting.batch_size / length_us * 1e6
+    Args:
+        setting: how it was run.
+        facts: columns from :func:`gpipe_bench.bench.running.simulated.simulation_facts`.
+        cache: folder of stored traces; the user's cache folder by default.
+    """
+    cell = published_cell(setting, setting.batch_size)
+    step = simulated_step(cell, cell.balance, cache=cache, memory=setting.memory)
+    result = step_result(cell, step, cell.balance, simulated_columns(cell, facts), timeline=False)
+    speed = step.throughput_samples_per_s
+    if step.step_time_ms is not None and setting.rest_batch_size:
+        rest = simulated_step(published_cell(setting, setting.rest_batch_size), cell.balance, cache=cache, memory=False)
+        assert rest.step_time_ms is not None  # noqa: S101 - without memory it always fits
+        samples = setting.full_steps * setting.batch_size + setting.rest_batch_size
+        speed = samples / (setting.full_steps * step.step_time_ms + rest.step_time_ms) * 1e3
+    name = f"published-{setting.table}-{setting.experiment}"
+    configuration = setting.configuration
     row = replace(
-        row,
+        result.row,
+        experiment=setting.table,
+        cell=name,
+        config_sha256=digest(configuration),
         throughput_samples_per_s=speed,
-        step_time_ms=length_us / 1e3,
-        peak_allocated_gib=sum(done.peak_allocated_bytes) / GIB,
-        peak_reserved_gib=sum(done.peak_reserved_bytes) / GIB,
-        utilization_fraction=sum(use.utilization_fraction for use in uses) / len(uses),
-        **{name: share for name, share in asdict(mean_share(uses)).items() if name != "compute_fraction"},
+        checkpoint=setting.checkpoint,
     )
-    layers = [int(count) for count in row.balance.split("-")] if row.balance else [0]
-    return row, device_records(uses, layers)
+    return replace(result, cell=name, row=row, steps=[], configuration=configuration)

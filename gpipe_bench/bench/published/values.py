@@ -1,4 +1,4 @@
-"""Published values as rows: what torchgpipe's benchmarks print, with the settings they were taken at.
+"""Published values as rows: what benchmarks print, with the settings they were taken at.
 
 The values and settings are data, ``results/reference/published``; here they get the columns of every other row, so that
 a published, a simulated and a measured value of one cell stand side by side.
@@ -17,12 +17,12 @@ from gpipe_bench.models.table import MODELS, format_arguments, parse_arguments
 from gpipe_bench.results.outcomes import printed_beside
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import plain_records
+from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import published_tables
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_DEVICE: Final = "cuda Tesla P40"
 # Every other benchmark of torchgpipe ran with all of its components.
 _COMPLETE: Final = PUBLISHED[-1]
 _RESERVED: Final = "peak_reserved_gib"
@@ -31,7 +31,9 @@ _PARTS: Final = ("model_memory_gib", "activation_memory_gib")
 
 
 def published_rows(folder: Path = PUBLISHED_FOLDER) -> list[Row]:
-    """A row for each line of torchgpipe's benchmarks that prints a throughput, a memory or a utilisation.
+    """A row for each published line with known settings that prints a throughput, a memory or a utilisation.
+
+    Rows do not say their precision, so there is none for a line in half precision.
 
     Args:
         folder: holds ``published.csv`` and ``settings.csv``.
@@ -44,7 +46,7 @@ def published_rows(folder: Path = PUBLISHED_FOLDER) -> list[Row]:
     values = values.assign(column=values["metric"].replace(dict.fromkeys(_PARTS, _RESERVED)))
     values = values[values["column"].isin(metrics)]
     rows = []
-    for line in plain_records(settings):
+    for line in plain_records(settings[settings["precision"] == "float32"]):
         own = values[(values["table"] == line["table"]) & (values["experiment"] == line["experiment"])]
         if len(own):
             rows.append(replace(_row(line), source=own["source"].iloc[0], **_results(own)))
@@ -85,8 +87,9 @@ def _row(line: dict[str, Any]) -> Row:
         checkpoint=line["checkpoint"],
         batch_size=line["batch_size"],
         balance=line["balance"] or _one_partition(model, arguments),
-        device=_DEVICE,
+        device=f"cuda {load_profile(line['profile']).device}",
         device_count=line["partitions"],
+        schedule=line["schedule"] or "gpipe",
         **{name: getattr(components, name) for name in components.__slots__},
     )
 

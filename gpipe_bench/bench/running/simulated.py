@@ -92,24 +92,25 @@ def _shared(cell: SimulatedCell) -> tuple[str, str, int, float]:
 
 
 def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool) -> RawResult:
+    balance: Sequence[int] = cell.balance or simulated_balance(cell)
+    step = simulated_step(cell, balance, profile=hardware)
+    return step_result(cell, step, balance, simulated_columns(cell, facts), timeline=timeline)
+
+
+def simulated_step(cell: SimulatedCell, balance: Sequence[int], **options: Any) -> Simulation:
+    """A step of a cell; ``options``: arguments of :func:`gpipe_bench.simulator.simulate` beside those."""
     # Here and not above: the simulator loads PyTorch.
     from gpipe_bench.simulator import Model, simulate
 
-    balance: Sequence[int] = cell.balance or simulated_balance(cell)
-    step = simulate(
-        Model(cell.model, parse_arguments(cell.model, cell.model_args)),
-        **cell.arguments(),
-        balance=balance,
-        devices=[cell.places[device] for device in cell.homes()],
-        profile=hardware,
-        precision=cell.precision,
-        masters=cell.masters,
-        hosts=cell.hosts,
-        network=cell.network,
-        flavour=cell.flavour,
-    )
-    columns = {"flavour": cell.flavour, "repeat": 0, **facts}
-    return step_result(cell, step, balance, columns, timeline=timeline)
+    names = ("profile", "precision", "masters", "hosts", "network", "flavour")
+    given = {**cell.arguments(), **{name: getattr(cell, name) for name in names}, **options}
+    given["devices"] = [cell.places[device] for device in cell.homes()]
+    return simulate(Model(cell.model, parse_arguments(cell.model, cell.model_args)), balance=balance, **given)
+
+
+def simulated_columns(cell: SimulatedCell, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a row beside those of its step; ``facts``: from :func:`simulation_facts`."""
+    return {"flavour": cell.flavour, "repeat": 0, **facts}
 
 
 def simulated_balance(cell: SimulatedCell) -> list[int]:

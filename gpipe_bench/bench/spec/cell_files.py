@@ -1,6 +1,6 @@
 """Files of cells: JSON with the settings of each cell by its name. A workflow hands its cells to commands so.
 
-The configurations beside a table of rows are such a file, too. Cells that were measured can be simulated and emulated.
+A table of rows has its cells in the configurations beside it. Those that were measured can be simulated and emulated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS
+from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS
 from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.util.files import json_text
 from gpipe_bench.util.nearest import nearest
@@ -37,7 +37,7 @@ def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = (), profile
     """The cells of one kind in a file, in its order.
 
     Args:
-        path: the file; a table of configurations names its cells by the first eight digits of their digests.
+        path: the file; or a table of rows with its configurations beside it, whose first eight digits name the cells.
         kind: what the cells must be.
         names: of the cells to take, in this order; empty: all of the kind.
         profile: hardware on which measured cells are simulated or emulated; empty: they are of another kind.
@@ -84,8 +84,12 @@ def _named(entry: str, path: tuple[str, ...]) -> str:
 
 def _entries(path: Path) -> dict[str, dict[str, Any]]:
     if path.suffix == ".csv":
-        lines = plain_records(read_table(path, CONFIGURATION_COLUMNS, kind="configurations"))
-        return {line["config_sha256"][:8]: json.loads(line["configuration"]) for line in lines}
+        beside = path.with_name(f"{path.stem}_{CONFIGURATIONS}.csv")
+        table = beside if beside.is_file() else path
+        lines = plain_records(read_table(table, CONFIGURATION_COLUMNS, kind="configurations"))
+        known = {line["config_sha256"][:8]: json.loads(line["configuration"]) for line in lines}
+        # A digest of the files of a model is no setting of it.
+        return {name: {key: entry[key] for key in entry if key != "model_files"} for name, entry in known.items()}
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

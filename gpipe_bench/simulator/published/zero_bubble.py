@@ -27,8 +27,8 @@ _BUBBLE: Final = "span_bubble_fraction"
 _THROUGHPUT: Final = "throughput_samples_per_s_per_device"
 _LAYERS: Final = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
 """Layers of a device, embedding and head included: interleaved 1F1B has a partition for each."""
-_SCHEDULES: Final = {"1f1b": "1f1b", "interleaved": "interleaved", "zb_h1": "zb_1p"}
-"""For each schedule what was measured. ZB-1p has the bubbles of ZB-H1 in all settings."""
+_SCHEDULES: Final = {"1f1b": "1f1b", "interleaved": "interleaved", "zb_h1": "zb_1p", "zb_h2": "zb_h2"}
+"""For each schedule what is printed. ZB-1p has the bubbles of ZB-H1 in all settings; ZB-H2 was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class PrintedStep:
         schedule: its name here.
         printed_bubble: within the longest span of a device, see :attr:`gpipe_bench.schedules.Timing.span_bubble`.
         bubble: the same, computed here.
-        measured: samples per second and device.
+        measured: samples per second and device; None where it was not.
         computed: the same, from the longest span.
     """
 
@@ -48,17 +48,17 @@ class PrintedStep:
     schedule: str
     printed_bubble: float
     bubble: float
-    measured: float
+    measured: float | None
     computed: float
 
     @property
-    def error_fraction(self) -> float:
+    def error_fraction(self) -> float | None:
         """Computed over measured throughput, minus 1."""
-        return self.computed / self.measured - 1
+        return None if self.measured is None else self.computed / self.measured - 1
 
 
 def printed_steps() -> Iterator[PrintedStep]:
-    """All settings of the paper with three of its schedules."""
+    """All settings of the paper with four of its schedules."""
     settings: defaultdict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     sizes: dict[str, tuple[int, int, int]] = {}
     printed = read_table(PUBLISHED_FOLDER / "published.csv", _COLUMNS)
@@ -73,7 +73,9 @@ def printed_steps() -> Iterator[PrintedStep]:
             found = _timed(schedule, values, p, m, _LAYERS[setting.partition("-")[0]])
             throughput = 1000 * samples * m / (p * max(found.spans))
             bubble = values[theirs, _BUBBLE]
-            yield PrintedStep(setting, schedule, bubble, found.span_bubble, values[theirs, _THROUGHPUT], throughput)
+            yield PrintedStep(
+                setting, schedule, bubble, found.span_bubble, values.get((theirs, _THROUGHPUT)), throughput
+            )
 
 
 def _timed(schedule: str, values: dict[tuple[str, str], float], p: int, m: int, layers: int) -> Timing:
@@ -89,11 +91,15 @@ def print_steps() -> None:
     steps = list(printed_steps())
     for step in steps:
         bubbles = f"{step.printed_bubble:.4f}", f"{step.bubble:.4f}"
-        speeds = f"{step.measured:.2f}", f"{step.computed:.2f}", f"{100 * step.error_fraction:+.1f} %"
-        print(line.format(step.setting, step.schedule, *bubbles, *speeds))
-    for schedule in _SCHEDULES:
+        measured = "" if step.measured is None else f"{step.measured:.2f}"
+        error = "" if step.error_fraction is None else f"{100 * step.error_fraction:+.1f} %"
+        print(line.format(step.setting, step.schedule, *bubbles, measured, f"{step.computed:.2f}", error))
+    equal = sum(f"{step.bubble:.4f}" == f"{step.printed_bubble:.4f}" for step in steps)
+    print(f"bubbles equal to four digits: {equal} of {len(steps)}")
+    known = list(dict.fromkeys(step.schedule for step in steps if step.measured is not None))
+    for schedule in known:
         print(f"{schedule}: {_mean_error(steps, schedule)}")
-    for schedule in [name for name in _SCHEDULES if name != "1f1b"]:
+    for schedule in known[1:]:
         print(f"{schedule} over 1f1b: {_mean_error(_ratios(steps, schedule), schedule)}")
 
 
@@ -101,13 +107,14 @@ def _ratios(steps: list[PrintedStep], schedule: str) -> Iterator[PrintedStep]:
     """Throughputs of a schedule over those of 1F1B in the same setting."""
     base = {step.setting: step for step in steps if step.schedule == "1f1b"}
     for step in steps:
-        if step.schedule == schedule:
-            one = base[step.setting]
+        one = base[step.setting]
+        if step.schedule == schedule and step.measured is not None and one.measured is not None:
             speeds = step.measured / one.measured, step.computed / one.computed
             yield PrintedStep(step.setting, schedule, step.printed_bubble, step.bubble, *speeds)
 
 
 def _mean_error(steps: Iterable[PrintedStep], schedule: str) -> str:
-    errors = [abs(step.error_fraction) for step in steps if step.schedule == schedule]
+    known = (step.error_fraction for step in steps if step.schedule == schedule)
+    errors = [abs(error) for error in known if error is not None]
     size = f"{100 * mean(errors):.2f} % of {len(errors)} throughputs"
     return f"mean absolute error {size}, largest {100 * max(errors):.1f} %"

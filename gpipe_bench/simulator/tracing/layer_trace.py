@@ -21,11 +21,12 @@ from torch.autograd.graph import Node, get_gradient_edge
 from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.operations import tensors_of
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.simulator.tracing.specs import TensorSpec, flat, map_specs, specs_in
+from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, specs_in
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 from gpipe_bench.skip import Skippable
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
+from gpipe_bench.skip.trees import tree_leaves
 from gpipe_bench.util.collection import no_collection
 
 Grads = tuple[Tensor | None, ...]
@@ -125,7 +126,7 @@ def _trace_plain(layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSp
 
     with torch.no_grad():
         output, stashed = _run_layer(layer, recorder, map_specs(enter, (inputs, skips)))
-    ports = _ports(recorder, [*flat(output), *stashed.values()])
+    ports = _ports(recorder, [*tree_leaves(output), *stashed.values()])
     writes = tuple(place for place, tensor in enumerate(entered) if tensor._version)  # noqa: SLF001 - its count of writes
     return _Plain(recorder.take(), ports, writes)
 
@@ -187,7 +188,7 @@ class LayerTracing:
 
     def leave(self, output: object, stashed: dict[SkipKey, Any], wanted: Sequence[bool] | None) -> list[Any]:
         """Where the backward pass begins for each tensor that leaves; None if it does not. See :func:`trace_layer`."""
-        leaving = tensors_of([*flat(output), *stashed.values()])
+        leaving = tensors_of([*tree_leaves(output), *stashed.values()])
         asked = [True] * len(leaving) if wanted is None else wanted
         self.recorder.accumulate(parameter.grad for parameter in self.layer.parameters())
         return [self._exit(tensor) if ask else None for tensor, ask in zip(leaving, asked, strict=True)]
@@ -227,7 +228,7 @@ def _trace_with_graph(tracing: LayerTracing, plain: _Plain, wanted: Sequence[boo
     # The caller of the layer frees an input that nothing needs; ``kept`` tells which.
     inside = range(len(specs))
     forward = tuple(step for step in recorder.take() if not (isinstance(step, Free) and step.block in inside))
-    ports = _ports(recorder, [*flat(output), *stashed.values()])
+    ports = _ports(recorder, [*tree_leaves(output), *stashed.values()])
     left, left_skips = map_specs(TensorSpec.leaving, output), map_specs(TensorSpec.leaving, stashed)
     roots = tracing.leave(output, stashed, wanted)
     del output, stashed

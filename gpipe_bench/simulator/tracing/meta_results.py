@@ -16,7 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.specs import TensorSpec, flat, map_specs
+from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs
+from gpipe_bench.skip.trees import tree_leaves
 
 _aten: Final = torch.ops.aten
 _PLAIN: Final = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -129,4 +130,4 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [item for item in flat(value) if isinstance(item, Tensor)]
+    return [item for item in tree_leaves(value) if isinstance(item, Tensor)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from gpipe_bench.skip.trees import tree_leaves, tree_map_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +64,14 @@ class TensorSpec:
         return True
 
 
-_LEAVES: Final = (Tensor, TensorSpec)
-
-
 def map_specs(function: Callable[[Any], Any], value: Any) -> Any:
-    """Nested tuples, lists and dictionaries with every tensor or spec replaced; anything else stays as it is."""
-    if isinstance(value, _LEAVES):
-        return function(value)
-    if isinstance(value, tuple | list):
-        # A named tuple takes its items one by one, or together by `_make`.
-        make = getattr(type(value), "_make", type(value))
-        return make(map_specs(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: map_specs(function, item) for key, item in value.items()}
-    return value
+    """A structure with every tensor or spec replaced; anything else stays as it is."""
+    return tree_map_only((Tensor, TensorSpec), function, value)
 
 
 def specs_in(value: object) -> list[TensorSpec]:
-    """The specs in nested tuples, lists and dictionaries."""
-    return [item for item in flat(value) if isinstance(item, TensorSpec)]
-
-
-def flat(value: object) -> Iterator[object]:
-    """What is in nested tuples, lists and dictionaries."""
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from flat(item)
-    elif isinstance(value, dict):
-        yield from flat(list(value.values()))
-    else:
-        yield value
+    """The specs in a structure."""
+    return [item for item in tree_leaves(value) if isinstance(item, TensorSpec)]
 
 
 def meta_twin(layer: nn.Module, known: dict[int, Any] | None = None) -> nn.Module:

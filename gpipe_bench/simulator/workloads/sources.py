@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpipe_bench.models.arguments import Argument, Values, read_text
-from gpipe_bench.models.classification import class_labels, cross_entropy
-from gpipe_bench.models.spec import ModelSpec
+from gpipe_bench.models.arguments import read_text
 from gpipe_bench.models.table import check_arguments, format_arguments, model_digest, model_spec
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.precision import in_precision
@@ -216,29 +214,6 @@ def module_source(
     return ModelSource(tracer, nbytes, loss, None if target is None else lambda _: target, precision=precision)
 
 
-def _resnet101(_: Values) -> nn.Sequential:
-    from gpipe_bench.models.resnet import resnet101
-
-    return resnet101()
-
-
-# Only the fit and the predictions need it.
-_RESNET101: Final = ModelSpec(
-    name="resnet101",
-    arguments={"classes": Argument(int, 1000, "number of classes")},
-    network=_resnet101,
-    layers=lambda _: 370,
-    input_shape=lambda _: (3, 224, 224),
-    target=class_labels,
-    loss=cross_entropy,
-)
-
-
-def resnet101_source(folder: Path | None = None) -> ModelSource:
-    """Traces of the published runs' ResNet-101, kept as those of the suite's models are."""
-    return _kept_source(_RESNET101.name, "", "", default_folder() if folder is None else folder, "float32")
-
-
 def model_of_suite(
     name: str, given: Mapping[str, Any], folder: Path | None = None, *, precision: str = "float32"
 ) -> ModelSource:
@@ -257,7 +232,7 @@ def _kept_source(name: str, text: str, digest: str, folder: Path, precision: str
 
     ``text`` has its arguments, ``digest`` is that of the files of a model of the user's own; for others it is empty.
     """
-    spec = _RESNET101 if name == _RESNET101.name else model_spec(name)
+    spec = model_spec(name)
     arguments = spec.check(read_text(text)[0])
     shape, kind = spec.input_shape(arguments), spec.input_type(arguments)
 

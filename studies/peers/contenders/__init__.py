@@ -82,7 +82,7 @@ _ALL: Final = (
     _networks("engine-interleaved", "engine", "interleaved", two=True),
     _networks("engine-zb-h1", "engine", "zb_h1"),
     Contender("torchgpipe", "torchgpipe", package="torchgpipe", version="0.0.7"),
-    Contender("fairscale", "fairscale", package="fairscale", version="0.4.13"),
+    Contender("fairscale", "torchgpipe", package="fairscale", version="0.4.13"),
     Contender("distributed-gpipe", "distributed", "gpipe"),
     Contender("distributed-1f1b", "distributed", "1f1b"),
     _networks("distributed-interleaved", "distributed", "interleaved", two=True),

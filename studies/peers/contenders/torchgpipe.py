@@ -1,9 +1,9 @@
-"""torchgpipe: its GPipe, with its skips in the place of ours."""
+"""torchgpipe, and fairscale's Pipe, which was made from it; with their skips in the place of ours."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -11,20 +11,15 @@ from studies.peers.seat import Seat, Step
 from studies.peers.skips import translated
 from studies.peers.workloads import make_work
 
-PIPE, SKIP = ("torchgpipe", "GPipe"), "torchgpipe.skip"
+PIPES: Final = {"torchgpipe": ("torchgpipe", "GPipe"), "fairscale": ("fairscale.nn.pipe", "Pipe")}
+"""Package -> module and name of its pipeline; the module ``skip`` of that has its skips."""
 
 
-def build(seat: Seat, home: tuple[str, str] = PIPE, skip: str = SKIP) -> Step:
-    """The step of torchgpipe, or of a package with the same interface.
-
-    Args:
-        seat: whose step it is.
-        home: module and name of the pipeline.
-        skip: module of the skips.
-    """
-    case, (module, name) = seat.case, home
+def build(seat: Seat) -> Step:
+    """The step of the package of the contender."""
+    case, (module, name) = seat.case, PIPES[seat.contender.package]
     work, places = make_work(case), case.placement()
-    layers = translated(work.model, importlib.import_module(skip))
+    layers = translated(work.model, importlib.import_module(f"{module}.skip"))
     options: dict[str, Any] = {"devices": places, "chunks": case.chunks, "checkpoint": case.checkpoint}
     pipe = getattr(importlib.import_module(module), name)(layers, list(case.balance), **options)
     batch, target = work.batch.to(places[0]), work.target.to(places[-1])

@@ -10,6 +10,7 @@ import pytest
 
 from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.emulator.shapes import price_by
+from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.api import simulate
@@ -22,16 +23,15 @@ SPEED = {row.experiment: row for row in published_settings() if row.table == "un
 
 def both(row: Setting):
     """Emulated and simulated."""
-    arguments = {name: int(value) for name, value in row.model_arguments().items()}
     options = {
-        "balance": list(row.balance),
+        "balance": list(row.layers),
         "batch_size": row.batch_size,
         "chunks": row.chunks,
         "checkpoint": row.checkpoint,
         "optimizer": row.optimizer,
         "profile": "p40",
     }
-    model = Model(row.model, arguments)
+    model = Model(row.model, parse_arguments(row.model, row.model_args))
     return emulate(model, **options), simulate(model, **options)
 
 
