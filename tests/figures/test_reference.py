@@ -56,7 +56,7 @@ def test_a_redrawn_figure_is_the_committed_one_and_legible(name, tmp_path, texts
     kind = FIGURES[one.kind]
     with drawing():
         figure = kind.canvas(kind.read(one.table, Selection(one.evidence)))
-        for path in save(figure, tmp_path / one.name):
+        for path in save(figure, tmp_path / one.name, kind.caption):
             assert path.read_bytes() == (COMMITTED / one.place / path.name).read_bytes(), path.name
         check(figure, texts_of(figure))
     assert figure.get_figheight() <= HIGHEST_IN
