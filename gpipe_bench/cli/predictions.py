@@ -29,14 +29,14 @@ def predictions(
     """
     from gpipe_bench.bench.published import measured as pipelines
     from gpipe_bench.bench.published.predictions import print_predictions
+    from gpipe_bench.schedules import printed
     from gpipe_bench.simulator import measured
-    from gpipe_bench.simulator.published import zero_bubble
     from gpipe_bench.simulator.published.settings import published_settings
 
     others: dict[str, tuple[str, Callable[[], None]]] = {
         measured.TABLE: ("steps measured on an H200", partial(measured.print_measured, cache)),
         pipelines.TABLE: ("four partitions measured on one H100", partial(pipelines.print_pipelines, cache)),
-        zero_bubble.TABLE: ("schedules on A100s, from printed times of a partition", zero_bubble.print_steps),
+        printed.TABLE: ("schedules on A100s, from printed times of a partition", printed.print_steps),
     }
     tables = list(dict.fromkeys(setting.table for setting in published_settings()))
     names = [*tables, *others]

@@ -78,7 +78,7 @@ def reference_companions(name: str, folder: Path = REFERENCE) -> list[Path]:
 
 
 def reference_figures(folder: Path = REFERENCE) -> list[DrawnFigure]:
-    """The figures of all reference tables but those of studies, sorted.
+    """The figures of all reference tables but those of studies, sorted, and that of printed values.
 
     Of the sweeps those that are simulated: the cells that are emulated or measured are too few for a map.
     """
@@ -89,7 +89,9 @@ def reference_figures(folder: Path = REFERENCE) -> list[DrawnFigure]:
         found += [
             replace(one, place=place) for one in own if one.kind not in ("sweep", "why") or evidence == "simulated"
         ]
-    return found
+    printed = folder / PUBLISHED_ROWS.parent.name / "published.csv"
+    arithmetic = DrawnFigure("zero_bubble", printed, "zero_bubble", "published", "published")
+    return [*found, arithmetic] if printed.is_file() else found
 
 
 def figures_of(table: Path, evidence: str, *, published: bool = True) -> list[DrawnFigure]:

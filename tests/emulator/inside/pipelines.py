@@ -22,9 +22,10 @@ from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.workloads.workload import Machine
-from gpipe_bench.skip import Namespace, pop, skippable, stash
+from gpipe_bench.skip import Namespace
 from tests.emulator.bed.behaviour import duration
 from tests.emulator.bed.rows import NS_PER_MS
+from tests.engine.support import Pop, Stash
 
 WIDTH = 3
 FORWARD_MS, BACKWARD_MS, COPY_MS = 10.0, 20.0, 0.1
@@ -39,33 +40,6 @@ class Mix(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.tanh(self.linear(x))
-
-
-@skippable(stash=["skip"])
-class Stash(nn.Module):
-    """Stashes cos x, or None."""
-
-    def __init__(self, namespace: Namespace, *, nothing: bool = False) -> None:
-        super().__init__()
-        self.nothing = nothing
-        self.isolate(namespace)
-
-    def forward(self, x: Tensor) -> Any:
-        yield stash("skip", None if self.nothing else x.cos())
-        return x
-
-
-@skippable(pop=["skip"])
-class Pop(nn.Module):
-    """Adds what was stashed, unless it is None."""
-
-    def __init__(self, namespace: Namespace) -> None:
-        super().__init__()
-        self.isolate(namespace)
-
-    def forward(self, x: Tensor) -> Any:
-        skip = yield pop("skip")
-        return x if skip is None else x + skip
 
 
 class BoomError(Exception):

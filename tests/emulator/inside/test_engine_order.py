@@ -20,6 +20,7 @@ from gpipe_bench.schedules.cycles import checkpoint_stop
 from tests.cover import cover
 from tests.emulator.bed.behaviour import jitter
 from tests.emulator.inside.pipelines import WIDTH, Case, Watch, batch, mean_score, targets
+from tests.engine.support import Identity
 
 N, M = 4, 4
 RUNS = 4
@@ -39,18 +40,6 @@ ORDERING = [
 KIND = {"forward": "F", "recompute": "R", "backward": "B", "backward_inputs": "I", "backward_weights": "W"}
 
 
-class _Report(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, report):
-        ctx.report = report
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        ctx.report()
-        return grad, None
-
-
 class Probe(nn.Module):
     """Notes R and B of the tasks of its partition; micro-batch i holds i."""
 
@@ -67,7 +56,7 @@ class Probe(nn.Module):
         i = int(x[0, 0])
         if is_recomputing():
             self.note(f"R{i}")
-        return _Report.apply(x * self.weight, lambda: self.note(f"B{i}"))
+        return Identity.apply(x * self.weight, lambda: self.note(f"B{i}"))
 
 
 class First(Probe):
@@ -75,7 +64,7 @@ class First(Probe):
 
     def forward(self, x):
         i = int(x[0, 0])
-        value = _Report.apply(x * self.weight, lambda: self.note(f"E{i}"))
+        value = Identity.apply(x * self.weight, lambda: self.note(f"E{i}"))
         for _ in range(DEPTH):
             value = value * 1
         return super().forward(value)

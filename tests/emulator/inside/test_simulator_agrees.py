@@ -37,11 +37,10 @@ from tests.emulator.inside.pipelines import (
     COPY_MS,
     FORWARD_MS,
     WIDTH,
-    Pop,
-    Stash,
     Work,
     working_pipe,
 )
+from tests.engine.support import Pop, Stash
 from tests.simulator.support import MS, workload
 
 MACHINE, WITH_HOST_TIME = Bed(COPY_MS), Bed(COPY_MS, launch_ns=1000)

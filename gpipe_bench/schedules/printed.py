@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Final
 
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.results.tables import plain_records, read_table
-from gpipe_bench.schedules import Durations, Timing, named_schedule, timing
+from gpipe_bench.schedules.table import named_schedule
+from gpipe_bench.schedules.timing import Durations, Timing, timing
 
 TABLE: Final = "zero-bubble"
 """What ``predictions`` calls it, and the column ``table`` of the printed values."""
@@ -57,11 +59,15 @@ class PrintedStep:
         return None if self.measured is None else self.computed / self.measured - 1
 
 
-def printed_steps() -> Iterator[PrintedStep]:
-    """All settings of the paper with four of its schedules."""
+def printed_steps(table: Path = PUBLISHED_FOLDER / "published.csv") -> Iterator[PrintedStep]:
+    """All settings of the paper with four of its schedules.
+
+    Args:
+        table: the printed values of all papers.
+    """
     settings: defaultdict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     sizes: dict[str, tuple[int, int, int]] = {}
-    printed = read_table(PUBLISHED_FOLDER / "published.csv", _COLUMNS)
+    printed = read_table(table, _COLUMNS)
     for row in plain_records(printed[printed["table"] == TABLE]):
         model, m, *schedule = row["experiment"].split("-")
         settings[f"{model}-{m}"]["".join(schedule), row["metric"]] = row["value"]
@@ -100,13 +106,14 @@ def print_steps() -> None:
     for schedule in known:
         print(f"{schedule}: {_mean_error(steps, schedule)}")
     for schedule in known[1:]:
-        print(f"{schedule} over 1f1b: {_mean_error(_ratios(steps, schedule), schedule)}")
+        print(f"{schedule} over 1f1b: {_mean_error(over_1f1b(steps, schedule), schedule)}")
 
 
-def _ratios(steps: list[PrintedStep], schedule: str) -> Iterator[PrintedStep]:
+def over_1f1b(steps: Iterable[PrintedStep], schedule: str) -> Iterator[PrintedStep]:
     """Throughputs of a schedule over those of 1F1B in the same setting."""
-    base = {step.setting: step for step in steps if step.schedule == "1f1b"}
-    for step in steps:
+    known = list(steps)
+    base = {step.setting: step for step in known if step.schedule == "1f1b"}
+    for step in known:
         one = base[step.setting]
         if step.schedule == schedule and step.measured is not None and one.measured is not None:
             speeds = step.measured / one.measured, step.computed / one.computed

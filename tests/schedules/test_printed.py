@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.cli import main
-from gpipe_bench.simulator.published.zero_bubble import printed_steps
+from gpipe_bench.schedules.printed import printed_steps
 
 
 @pytest.fixture(scope="module")
