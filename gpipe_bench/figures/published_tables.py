@@ -73,7 +73,7 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     published = [row for row in rows if row.evidence == "published"]
     printed = [name for name in METRICS if any(getattr(row, name) is not None for row in published)]
     metric, drawn = (printed or list(METRICS))[0], rows[-1].evidence
-    models = dict.fromkeys(row.model for row in rows)
+    models = sorted({row.model for row in rows})
     parts = [_model([row for row in rows if row.model == model], metric, drawn, width_in) for model in models]
     handles = [Line2D([], [], linestyle="none", label=kind, **_MARKS[kind]) for kind in kinds]
     gains = "; then both over the first row" if metric == _SPEED else ""
