@@ -23,8 +23,8 @@ from tests.emulator.inside.pipelines import WIDTH, Case, Watch, batch, mean_scor
 from tests.engine.support import Identity
 
 N, M = 4, 4
-RUNS = 4
-DEPTH = 20
+RUNS = 12
+DEPTH = 60
 ORDERED = {
     "always": "R3 B3 R2 B2 R1 B1 R0 B0",
     "except_last": "B3 R2 B2 R1 B1 R0 B0",
@@ -136,7 +136,7 @@ def test_every_device_takes_its_actions_in_the_order_of_the_schedule(schedule, c
     expected = with_recomputation(plain, checkpoint_stop(checkpoint, case.m))
     pipe = case.pipe()
     x = batch(case.rows, pipe.devices[0]).requires_grad_()
-    for seed in range(2):
+    for seed in range(3):
         watch = Watch()
         with jitter(seed, 200 if seed else 0), pipe.observe(watch):
             pipe.step(x, targets(pipe, case.rows), mean_score)

@@ -30,7 +30,7 @@ def moved(model):
 
 
 def test_each_sixth_operator_of_pytorch_agrees():
-    verdicts = judge_all(operators()[::6])
+    verdicts = judge_all(operators()[::3])
     wrong = {verdict.operator for verdict in verdicts if verdict.problem is not None}
     assert wrong <= KNOWN, report(verdicts)
     # What nobody compares cannot disagree.
