@@ -38,6 +38,7 @@ _TITLES: Final = {
     "sweep": "Partitions and micro-batches",
     "why": "Partitions and micro-batches",
     "schedules": "Schedules",
+    "zero": "Schedules",
     "advice": "Advice",
     "transparency": "Training",
     "peers": "Other pipelines",

@@ -88,7 +88,7 @@ def _sources(results: Path, figures: Path) -> Iterator[Source]:
     for evidence in EVIDENCE:
         folder = results / evidence
         if tables := _tables(folder):
-            yield Source(evidence, "", tables, ())
+            yield Source(evidence, "", tables, sorted((figures / evidence).glob("*.svg")))
         for place in sorted(path for path in folder.glob("*") if path.is_dir()):
             images = sorted((figures / f"{evidence}-{place.name}").glob("*.svg"))
             yield Source(evidence, place.name, _tables(place), images)
