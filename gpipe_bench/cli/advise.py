@@ -139,7 +139,7 @@ def _cells(name: str, result: RawResult, best: RawResult) -> list[str]:
     setting = [name, str(row.device_count), str(row.chunks), row.checkpoint]
     if speed is None:
         # It stands for all of its kind that were tried; a balance for itself.
-        unfit = "does not fit" if name.startswith("balance") else "none fits"
+        unfit = "does not fit" if name.startswith("balance") else "none tried fits"
         return [*setting, unfit if row.status == "oom" else row.status, "", *[""] * 4]
     fullest = max((record["peak_reserved_gib"] or 0.0 for record in result.devices), default=0.0)
     reference: Any = best.row.throughput_samples_per_s

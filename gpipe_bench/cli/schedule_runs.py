@@ -96,11 +96,12 @@ def _both(kind: str, own: OwnSchedule) -> tuple[OwnRun, Times, str]:
 
         require_virtual_devices()
         run = own.emulated()
-    else:
-        run = own.simulated() if kind == "simulate" else own.measured()
-    if kind == "simulate" or not own.profile:
+        return run, own.simulated().times, f"simulated on {own.profile}"
+    predicted = own.simulated() if own.profile else None
+    run = predicted if kind == "simulate" and predicted else own.measured()
+    if kind == "simulate" or predicted is None:
         return run, from_own_durations(own.actions, run.times), _ARITHMETIC
-    return run, own.simulated().times, f"simulated on {own.profile}"
+    return run, predicted.times, f"simulated on {own.profile}"
 
 
 def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float) -> None:

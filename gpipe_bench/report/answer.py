@@ -18,7 +18,7 @@ from gpipe_bench.results.rows import Row
 
 _ON_A_CPU: Final = (
     "Ways to run on a CPU with one thread per operator: throughput over the plain loop, and peak memory "
-    "(the plain module with all cores in each operator is faster than all of them: docs/peers.md)"
+    "(where the reference rows ran, the plain module with all cores in each operator is faster: docs/peers.md)"
 )
 
 

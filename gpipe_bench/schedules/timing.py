@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule, needs
@@ -94,6 +95,8 @@ def timing(
         got = f"{len(each)} for {n} partitions, and {[len(row) for row in rows]} transfer times for {p} devices"
         rule = "durations must be one for each partition, transfer times one for each pair of devices"
         raise ScheduleError([f"{rule}, got {got}; give all of them"])
+    if not all(isfinite(time) and time >= 0 for times in rows for time in times):
+        raise ScheduleError([f"transfer times must be 0 or more, got {transfer}; give finite ones"])
     home = {action: device for device, row in enumerate(schedule.devices) for action in row}
     pace = dict.fromkeys(schedule.overlapping, overlap)
     lengths = {action: each[action.j].of(action.kind) * pace.get(action, 1.0) for action in schedule}

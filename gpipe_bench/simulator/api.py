@@ -105,8 +105,14 @@ def simulate(
     Raises:
         ConfigError, BalanceError, ScheduleError, SkipLayoutError, TraceError: arguments are wrong, or cannot run.
     """
-    # Its fields are these arguments.
-    return _answer(SimulationRequest(**locals()))
+    request = SimulationRequest(
+        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
+        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters,
+        profile=profile, devices=devices,
+        hosts=hosts, network=network, sample=sample, loss=loss, target=target, precision=precision, tf32=tf32,
+        flavour=flavour, steps=steps, memory=memory, cache=cache,
+    )  # fmt: skip
+    return _answer(request)
 
 
 def _answer(request: SimulationRequest) -> Simulation:

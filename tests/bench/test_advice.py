@@ -130,6 +130,19 @@ def test_other_balances_are_tried_as_long_as_they_help():
     assert len(tried) == len(set(tried))
 
 
+def test_chunks_beside_the_best_are_as_many_micro_batches():
+    """6 chunks of 8 samples are 4 micro-batches again."""
+    best = made(10.0, "120-121", (0.5, 0.5), chunks=4, microbatches=4)
+    tried = []
+
+    def simulate(cell):
+        tried.append(cell)
+        return made(1.0, "120-121", (0.5, 0.5))
+
+    _refine(Advice(AdviceRequest(batch_size=8), 22.0, [best]), simulate, lambda _: None)
+    assert [cell.chunks for cell in tried if not cell.balance] == [3]
+
+
 def test_of_equally_fast_ones_fewer_devices_are_best():
     results = [made(10.0, "5-5-5", (0.5,) * 3), made(10.0, "8-7", (0.5,) * 2), made(9.0, "15", (1.0,))]
     assert Advice(AdviceRequest(), 22.0, results).best.row.balance == "8-7"

@@ -80,6 +80,8 @@ def test_times_of_each_action(call, tmp_path):
         (["check", "1f1c"], "a schedule must be one of gpipe, 1f1b"),
         (["time", "1f1b", "--forward", "-1"], "durations must be 0 or more, got -1.0"),
         (["check", "v_min", "--microbatches", 0], "whole numbers of at least 1, got m = 0"),
+        (["simulate", "gpipe", "--profile", "nope"], "profile must be one of a100"),
+        (["run", "gpipe", "--profile", "nope"], "profile must be one of a100"),
     ],
 )
 def test_errors(call, words, error):

@@ -87,6 +87,12 @@ def test_durations_and_transfers_for_other_numbers_are_refused(durations, transf
         timing(ONE, durations, transfer)
 
 
+@pytest.mark.parametrize("transfer", [float("nan"), -1.0, [[0.0, float("inf")], [0.0, 0.0]]])
+def test_transfers_take_finite_times(transfer):
+    with pytest.raises(ScheduleError, match="transfer times must be 0 or more"):
+        timing(ONE, None, transfer)
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_h2"])
 def test_printed_bubbles_of_zero_bubble(printed, name):
     """All bubbles of table 5 that need no search, from the times of table 9, to the four digits that are printed."""

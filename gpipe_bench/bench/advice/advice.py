@@ -244,10 +244,13 @@ def _refine(
     row = best.row
     beside = {(row.chunks or 1) * 3 // 4, (row.chunks or 1) * 3 // 2}
     for chunks in sorted(beside - {row.chunks, 0}):
-        if chunks <= advice.request.batch_size:
-            cell = advice.request.cell(**{**_setting(row), "chunks": chunks})
-            if simulate(cell).row.status == "oom" and cell.partitions > 1 and cell.schedule is None:
-                fit(cell)
+        if chunks > advice.request.batch_size:
+            continue
+        cell = advice.request.cell(**{**_setting(row), "chunks": chunks})
+        # A batch cannot be cut into any number of micro-batches; another number may be known.
+        exact = cell.microbatches == chunks
+        if exact and simulate(cell).row.status == "oom" and cell.partitions > 1 and cell.schedule is None:
+            fit(cell)
     best = advice.best or best
     row, n = best.row, best.row.partitions or 1
     balance = balance_of(best)

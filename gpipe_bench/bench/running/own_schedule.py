@@ -11,7 +11,9 @@ import torch
 from gpipe_bench.balance.by_time import balance_by_time
 from gpipe_bench.bench.running.simulated import simulated_balance
 from gpipe_bench.bench.spec.machine import find_machine
+from gpipe_bench.bench.spec.settings import AUTO
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.clock import synchronize, timed
@@ -110,9 +112,8 @@ class OwnSchedule:
     def _settings(self) -> dict[str, Any]:
         m, n = self.schedule.microbatches, self.schedule.partitions
         shared = {name: getattr(self, name) for name in ("batch_size", "checkpoint", "profile")}
-        cell = SimulatedCell(
-            model=self.model, model_args=self.model_args, partitions=n, chunks=m, balance=(), **shared
-        )  # fmt: skip
+        given = {"model": self.model, "model_args": self.model_args, "partitions": n, "chunks": m, "balance": AUTO}
+        cell = validated(SimulatedCell, {**given, **shared}, lambda path: str(path[0]))
         balance = list(self.balance) or simulated_balance(cell)
         return {**shared, "chunks": m, "schedule": self.schedule, "balance": balance}
 
