@@ -26,7 +26,7 @@ BIN := $(CURDIR)/.venv$(if $(TORCH),-torch-$(TORCH))/bin
 SETUP := @scripts/setup.sh --quiet
 # The pinned tools run, whatever stands first in PATH.
 TOOL := PATH="$(BIN):$$PATH" $(BIN)/python -m
-# The output of each check in one piece, where make can do that; the tests of the engine, marked by +, write as they go.
+# The output of each check in one piece, where make can do that.
 WHOLE := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 help: ## list the targets
@@ -45,7 +45,7 @@ test: ## run every check, two at a time, also after one failed: ruff, mypy, snak
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(WHOLE) $(CHECKS:%=check-%)
 	@scripts/setup.sh --next
 
-check-tests-engine: ; +$(TOOL) scripts.run_tests engine
+check-tests-engine: ; $(TOOL) scripts.run_tests engine
 check-tests-suite: ; $(TOOL) scripts.run_tests suite
 check-ruff: ; $(TOOL) ruff check .
 check-ruff-format: ; $(TOOL) ruff format --check .
