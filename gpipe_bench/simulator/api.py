@@ -105,14 +105,8 @@ def simulate(
     Raises:
         ConfigError, BalanceError, ScheduleError, SkipLayoutError, TraceError: arguments are wrong, or cannot run.
     """
-    request = SimulationRequest(
-        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
-        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters,
-        profile=profile, devices=devices,
-        hosts=hosts, network=network, sample=sample, loss=loss, target=target, precision=precision, tf32=tf32,
-        flavour=flavour, steps=steps, memory=memory, cache=cache,
-    )  # fmt: skip
-    return _answer(request)
+    # Its fields are these arguments.
+    return _answer(SimulationRequest(**locals()))
 
 
 def _answer(request: SimulationRequest) -> Simulation:
