@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -76,20 +76,44 @@ def transformer_arguments(blocks: int, width: int, heads: int, vocabulary: int, 
     )
 
 
-def _spec(name: str, blocks: int, width: int, heads: int) -> ModelSpec:
+def language_spec(
+    name: str,
+    arguments: Mapping[str, Argument],
+    network: Callable[[Values], nn.Sequential],
+    *,
+    source: str,
+    layers_per_block: int = 2,
+) -> ModelSpec:
+    """A model that takes tokens of shape (N, context): an embedding, L blocks, a head.
+
+    Args:
+        name: in the table of models.
+        arguments: with L, D, heads, vocabulary and context.
+        network: makes it.
+        source: where it was published.
+        layers_per_block: of the ``nn.Sequential``.
+    """
     return ModelSpec(
         name=name,
-        arguments=transformer_arguments(blocks, width, heads, 50257, 1024),
-        network=_gpt2,
-        layers=lambda a: 2 * int(a["L"]) + 2,
+        arguments=arguments,
+        network=network,
+        layers=lambda a: layers_per_block * int(a["L"]) + 2,
         input_shape=lambda a: (int(a["context"]),),
         input_type=lambda _: "int64",
         batch=next_tokens,
         loss=token_cross_entropy,
         rules=width_problems,
-        source="Radford et al., Language Models are Unsupervised Multitask Learners, 2019",
+        source=source,
     )
 
 
-GPT2: Final = tuple(_spec(name, *size) for name, size in _SIZES.items())
+GPT2: Final = tuple(
+    language_spec(
+        name,
+        transformer_arguments(*size, 50257, 1024),
+        _gpt2,
+        source="Radford et al., Language Models are Unsupervised Multitask Learners, 2019",
+    )
+    for name, size in _SIZES.items()
+)
 """gpt2, gpt2-medium, gpt2-large, gpt2-xl."""

@@ -56,25 +56,6 @@ def _rotated(x: Tensor) -> Tensor:
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
 
 
-class Head(nn.Module):
-    """Logits of the next token.
-
-    Args:
-        dim: width of the model.
-        vocabulary: number of tokens.
-    """
-
-    def __init__(self, dim: int, vocabulary: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(dim)
-        self.linear = nn.Linear(dim, vocabulary, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, T, dim) -> (N, T, vocabulary)."""
-        logits: Tensor = self.linear(self.norm(x))
-        return logits
-
-
 def llama(blocks: int, dim: int, heads: int, *, hidden: int, vocabulary: int) -> nn.Sequential:
     """The model with fresh weights: L + 2 layers.
 
@@ -87,5 +68,5 @@ def llama(blocks: int, dim: int, heads: int, *, hidden: int, vocabulary: int) ->
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(embedding=nn.Embedding(vocabulary, dim))
     layers |= {f"block{block}": Block(dim, heads, hidden) for block in range(blocks)}
-    layers["head"] = Head(dim, vocabulary)
+    layers["head"] = nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, vocabulary, bias=False))
     return nn.Sequential(layers)

@@ -44,25 +44,6 @@ class WrittenOutAttention(Attention):
         return x + out
 
 
-class BertHead(nn.Module):
-    """Logits of the hidden tokens.
-
-    Args:
-        dim: width of the model.
-        vocabulary: number of tokens.
-    """
-
-    def __init__(self, dim: int, vocabulary: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
-        self.linear = nn.Linear(dim, vocabulary)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, T, dim) -> (N, T, vocabulary)."""
-        logits: Tensor = self.linear(self.inner(x))
-        return logits
-
-
 def megatron(
     blocks: int, dim: int, heads: int, *, vocabulary: int, context: int, dropout: float, causal: bool
 ) -> nn.Sequential:
@@ -81,5 +62,6 @@ def megatron(
     for block in range(blocks):
         layers[f"attention{block}"] = WrittenOutAttention(dim, heads, dropout, causal=causal)
         layers[f"mlp{block}"] = Mlp(dim, dropout)
-    layers["head"] = Head(dim, vocabulary) if causal else BertHead(dim, vocabulary)
+    hidden = nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim)
+    layers["head"] = Head(dim, vocabulary) if causal else nn.Sequential(*hidden, nn.Linear(dim, vocabulary))
     return nn.Sequential(layers)

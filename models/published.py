@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpipe_bench.models.arguments import Argument, Values
 from gpipe_bench.models.classification import class_labels, cross_entropy
-from gpipe_bench.models.language import next_tokens, token_cross_entropy, transformer_arguments, width_problems
+from gpipe_bench.models.language import language_spec, transformer_arguments
 from gpipe_bench.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -49,21 +49,6 @@ def _megatron(arguments: Values, *, causal: bool) -> nn.Sequential:
     return megatron(*sizes, **others, dropout=float(arguments["dropout"]), causal=causal)
 
 
-def _language(name: str, causal: bool, vocabulary: int, context: int) -> ModelSpec:
-    return ModelSpec(
-        name=name,
-        arguments=transformer_arguments(24, 1024, 16, vocabulary, context),
-        network=partial(_megatron, causal=causal),
-        layers=lambda a: 2 * int(a["L"]) + 2,
-        input_shape=lambda a: (int(a["context"]),),
-        input_type=lambda _: "int64",
-        batch=next_tokens,
-        loss=token_cross_entropy,
-        rules=width_problems,
-        source="Shoeybi et al., arXiv 1909.08053",
-    )
-
-
 def _llama(arguments: Values) -> nn.Sequential:
     from gpipe_bench.models.llama import llama
 
@@ -71,32 +56,33 @@ def _llama(arguments: Values) -> nn.Sequential:
     return llama(*sizes, hidden=int(arguments["hidden"]), vocabulary=int(arguments["vocabulary"]))
 
 
-LLAMA: Final = ModelSpec(
-    name="llama",
-    arguments=MappingProxyType(
-        {
-            "L": Argument(int, 16, "blocks", minimum=1),
-            "D": Argument(int, 2048, "width", minimum=2),
-            "heads": Argument(int, 32, "of the attention", minimum=1),
-            "hidden": Argument(int, 8192, "width inside the MLPs", minimum=1),
-            "vocabulary": Argument(int, 131072, "number of tokens", minimum=1),
-            "context": Argument(int, 4096, "tokens of a sequence", minimum=1),
-        }
-    ),
-    network=_llama,
-    layers=lambda a: int(a["L"]) + 2,
-    input_shape=lambda a: (int(a["context"]),),
-    input_type=lambda _: "int64",
-    batch=next_tokens,
-    loss=token_cross_entropy,
-    rules=width_problems,
-    source="Touvron et al., arXiv 2302.13971",
+_LLAMA: Final = MappingProxyType(
+    {
+        "L": Argument(int, 16, "blocks", minimum=1),
+        "D": Argument(int, 2048, "width", minimum=2),
+        "heads": Argument(int, 32, "of the attention", minimum=1),
+        "hidden": Argument(int, 8192, "width inside the MLPs", minimum=1),
+        "vocabulary": Argument(int, 131072, "number of tokens", minimum=1),
+        "context": Argument(int, 4096, "tokens of a sequence", minimum=1),
+    }
 )
+_MEGATRON: Final = (24, 1024, 16)
+_SOURCE: Final = "Shoeybi et al., arXiv 1909.08053"
 
 PUBLISHED: Final = (
     RESNET101,
-    _language("megatron-bert", causal=False, vocabulary=30592, context=512),
-    _language("megatron-gpt2", causal=True, vocabulary=50304, context=1024),
-    LLAMA,
+    language_spec(
+        "megatron-bert",
+        transformer_arguments(*_MEGATRON, vocabulary=30592, context=512),
+        partial(_megatron, causal=False),
+        source=_SOURCE,
+    ),
+    language_spec(
+        "megatron-gpt2",
+        transformer_arguments(*_MEGATRON, vocabulary=50304, context=1024),
+        partial(_megatron, causal=True),
+        source=_SOURCE,
+    ),
+    language_spec("llama", _LLAMA, _llama, source="Touvron et al., arXiv 2302.13971", layers_per_block=1),
 )
 """All of them."""

@@ -126,7 +126,7 @@ def _print_answer(known: list[Row], rows: Path) -> None:
 
 
 def _wide(known: list[Row]) -> list[str]:
-    """What was measured with a 95 % interval of throughput too wide to compare anything."""
+    """The measured variants whose 95 % interval of throughput is too wide for a comparison."""
     from gpipe_bench.results.outcomes import THROUGHPUT, group_rows
 
     measured = [group for group in group_rows(known) if group.head.evidence == "measured"]

@@ -127,7 +127,7 @@ def workload_of(
         optimizer=updates,
         static_bytes=tuple(part.total for part in static),
         static=static,
-        # What was fitted to published memory has a loss without memory of its own.
+        # Profiles without constants of kernels were fitted to published memory, with a loss that holds no memory.
         loss_memory=() if profile.kernels is None else _loss_memory(loss, last),
     )
 
