@@ -13,7 +13,7 @@ from gpipe_bench.components import PUBLISHED
 def test_each_published_variant_is_predicted_roughly_and_in_the_measured_order(tmp_path):
     found = {one.variant: one for one in measured_pipelines(tmp_path)}
     assert set(found) == set(PUBLISHED)
-    assert all(-0.25 < one.error_fraction < 0 for one in found.values())
+    assert all(-0.01 < one.error_fraction < 0.13 for one in found.values())
     for kind in ("measured_ms", "simulated_ms"):
         times = [getattr(found[variant], kind) for variant in PUBLISHED]
         assert times == sorted(times, reverse=True)
