@@ -34,6 +34,7 @@ _META: Final = torch.device("meta")
 _CPU_SHRINK: Final = 64
 _GIB: Final = 2**30
 _US_PER_S: Final = 1e6
+_UNSTEADY: Final = 0.3
 # What a constant is taken for until it is measured, or where no case tells it.
 _ASSUMED: Final = "h100"
 _SPEEDS: Final = ("peak_tflops", "matrix_tflops", "bandwidth_gb_per_s")
@@ -52,6 +53,11 @@ class MeasuredProfile:
     profile: Profile
     errors: Mapping[str, float]
     failures: Mapping[str, str]
+
+    @property
+    def unsteady(self) -> list[str]:
+        """Constants whose repeats are far apart, as on a machine that does something else."""
+        return [name for name, constant in (self.profile.kernels or {}).items() if (constant.spread or 0) > _UNSTEADY]
 
     @property
     def text(self) -> str:
