@@ -52,6 +52,14 @@ def test_one_gpu_needs_what_was_measured(variant):
     assert 0.85 * max(measured) <= allocated <= min(measured)
 
 
+def test_without_a_script_a_balance_is_found_for_a_cell():
+    run = emulate("--partitions", 2, "--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8, "--chunks", 2)
+    assert run.returncode == 0, run.stderr
+    layers = [int(text) for text in re.findall(r"^cuda:\d +(\d+) ", run.stdout, re.MULTILINE)]
+    assert len(layers) == 2
+    assert sum(layers) == 29
+
+
 def script(folder, *, steps=3, end=""):
     path = folder / "train.py"
     path.write_text(LOOP.format(steps=steps, end=end))
