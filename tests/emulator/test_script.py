@@ -124,6 +124,14 @@ def test_launches_that_cost_nothing_are_told(tmp_path):
     assert json.loads(trace.read_text())["otherData"]["host_time"] is False
 
 
+def test_the_host_of_a_script_is_as_slow_as_is_said(tmp_path):
+    trace = tmp_path / "trace.json"
+    run = emulate(script(tmp_path), "--devices", 2, "--launch-us", 1000, "--trace", trace, folder=tmp_path)
+    assert "(h100), 1000 us of host time per operation; values" in run.stdout.splitlines()[0]
+    assert float(re.search(r"([0-9.]+) ms per step", run.stdout)[1]) > 10
+    assert json.loads(trace.read_text())["otherData"]["launch_us"] == 1000
+
+
 def test_a_timeline_for_perfetto(tmp_path):
     run = emulate(script(tmp_path), "--devices", 2, "--trace", tmp_path / "out.json", folder=tmp_path)
     assert run.returncode == 0, run.stderr

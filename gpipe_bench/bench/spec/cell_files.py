@@ -33,7 +33,9 @@ def cells_text(cells: Iterable[Cell]) -> str:
     return json_text({cell.id: cell.model_dump(mode="json") for cell in cells})
 
 
-def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = (), profile: str = "") -> list[CellT]:
+def read_cells(
+    path: Path, kind: type[CellT], names: Sequence[str] = (), profile: str = "", launch_us: float | None = None
+) -> list[CellT]:
     """The cells of one kind in a file, in its order.
 
     Args:
@@ -41,6 +43,7 @@ def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = (), profile
         kind: what the cells must be.
         names: of the cells to take, in this order; empty: all of the kind.
         profile: hardware on which measured cells are simulated or emulated; empty: they are of another kind.
+        launch_us: host time of an operation in cells that are simulated or emulated; None: as each cell says.
 
     Raises:
         ConfigError: the file cannot be read, or settings are wrong; carries all problems.
@@ -49,6 +52,8 @@ def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = (), profile
     entries = _entries(path)
     if profile:
         entries = {name: _on_profile(entry, kind, profile) for name, entry in entries.items()}
+    if launch_us is not None:
+        entries = {name: {**entry, "launch_us": launch_us} for name, entry in entries.items()}
     cells: dict[str, CellT] = {}
     problems: list[str] = []
     for name in names or [key for key, entry in entries.items() if entry.get("evidence", evidence) == evidence]:
