@@ -36,7 +36,7 @@ def cells_text(cells: Iterable[Cell]) -> str:
 def read_cells(
     path: Path, kind: type[CellT], names: Sequence[str] = (), profile: str = "", launch_us: float | None = None
 ) -> list[CellT]:
-    """The cells of one kind in a file, in its order.
+    """The cells of one kind in a file, one for each name there, in its order.
 
     Args:
         path: the file; or a table of rows with its configurations beside it, whose first eight digits name the cells.
@@ -54,22 +54,21 @@ def read_cells(
         entries = {name: _on_profile(entry, kind, profile) for name, entry in entries.items()}
     if launch_us is not None:
         entries = {name: {**entry, "launch_us": launch_us} for name, entry in entries.items()}
-    cells: dict[str, CellT] = {}
+    cells: list[CellT] = []
     problems: list[str] = []
     for name in names or [key for key, entry in entries.items() if entry.get("evidence", evidence) == evidence]:
         if name not in entries:
             problems.append(f"--only must name a cell of {path}, got {name!r}; {nearest(name, entries)}")
             continue
         try:
-            cell = validated(kind, entries[name], partial(_named, f"{path}: {name}"))
-            cells[cell.id] = cell
+            cells.append(validated(kind, entries[name], partial(_named, f"{path}: {name}")))
         except ConfigError as error:
             problems += error.problems
     if not cells and not problems:
         problems.append(f"file of cells must have {evidence} ones, got none in {path}; add some, or name a profile")
     if problems:
         raise ConfigError(problems)
-    return list(cells.values())
+    return cells
 
 
 def _on_profile(entry: dict[str, Any], kind: type[Cell], profile: str) -> dict[str, Any]:
