@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
+from gpipe_bench.bench.spec.settings import AUTO
 from gpipe_bench.bench.storage.raw import results_json
 from gpipe_bench.cli.cells import (
     CellFile,
@@ -43,11 +44,16 @@ _OF_SCRIPTS: Final = ("profile", "tf32", "launch_us", "host_time")
 _GIB: Final = 2**30
 _OPERATORS: Final = 8
 _RACES: Final = 20
+_CUT: Final = frozenset({"model", "model_args", "partitions"})
+_SHOWN: Final = {
+    "profile": "h100 for a script, else p40",
+    "balance": "even in simulated time; without another model or partitions 9-21-13-10",
+}
 # As PyTorch's errors and the engine's have it. In a path or a key it is small, and says nothing about devices.
 _CUDA: Final = re.compile(r"CUDA|NVIDIA|_cuda_|type cuda")
 
 
-@with_settings(EmulatedCell, start={"profile": "h100 for a script, else p40"}, without=("evidence", "devices"))
+@with_settings(EmulatedCell, start=_SHOWN, without=("evidence", "devices"))
 def emulate(
     script: Annotated[
         Path | None,
@@ -77,7 +83,8 @@ def emulate(
         _emulate_cells(from_file(EmulatedCell, cells, only, given), names_in(timelines), needed_out(out))
     elif script is None:
         shared = {"devices": devices} if devices else {}
-        _emulate_cell(from_options(EmulatedCell, {**given, **shared}), trace, out)
+        cut = {"balance": AUTO} if _CUT & given.keys() else {}
+        _emulate_cell(from_options(EmulatedCell, {**cut, **given, **shared}), trace, out)
     elif wrong := [option_name((name,)) for name in given if name not in _OF_SCRIPTS]:
         raise ConfigError([f"options of a cell must be left out with a script, got {', '.join(wrong)}; leave them out"])
     else:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpipe_bench.cli.options import tell
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.results.explain import Step, alternatives, by_arithmetic, read_step, split
 from gpipe_bench.util.console import Column, Grid, output
@@ -25,6 +26,9 @@ def explain(
 ) -> None:
     """Split the time of a traced step into compute, copies, bubble, imbalance, host; say what other schedules give."""
     step = read_step(traces)
+    if step.processes > len(traces):
+        read = f"{step.processes} processes ran, and {len(traces)} of them are read"
+        tell(f"{read}; name the others, too, unless they are replicas")
     table = Grid(
         [Column("device", text=True), *map(Column, _SHARES), Column("of idle: host")],
         f"step of {_ms(step.length_us)}: shares of each device's time",

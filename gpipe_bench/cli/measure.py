@@ -190,4 +190,6 @@ def profile(
         typer.echo(f"  {name}: by these constants {error:+.1%}")
     for name, reason in found.failures.items():
         tell(f"{name}: not measured: {reason}")
+    if unsteady := found.unsteady:
+        tell(f"{', '.join(unsteady)}: repeats are far apart; measure again when nothing else runs")
     typer.echo(f"wrote {out}")

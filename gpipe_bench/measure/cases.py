@@ -49,11 +49,13 @@ class Case:
         name: what it is.
         constants: the constants of a profile that it tells, by their names.
         prepare: allocates the operands, and gives what runs it once; nothing is held before.
+        tf32: whether its convolutions may use TF32, as by PyTorch's defaults.
     """
 
     name: str
     constants: tuple[str, ...]
     prepare: Callable[[Bench], Run]
+    tf32: bool = True
 
 
 def _forward(function: Callable[..., Tensor], operands: Callable[[Bench], Sequence[Tensor]]) -> Callable[[Bench], Run]:
@@ -215,6 +217,14 @@ def _by_products() -> Iterator[Case]:
             yield Case(name, (f"convolution_{ending}", "transposes"), _forward(_convolve, operands))
             gradient = _backward(_convolve, operands, (1,))
             yield Case(f"{name}, weight gradient", (f"weight_gradient_{ending}", "transposes"), gradient)
+    for channels, size in ((256, 48), (64, 192)):
+        name, operands = (
+            f"3x3 convolution of {channels} channels without TF32",
+            _filtered(channels, size, 3, torch.float32),
+        )
+        passes = {name: _forward(_convolve, operands), f"{name}, backward": _backward(_convolve, operands, (0, 1))}
+        for text, run in passes.items():
+            yield Case(text, ("convolution_no_tf32",), run, tf32=False)
     unaligned = _forward(torch.matmul, _matrices(8192, 768, 50257, _HALF))
     yield Case("8192x768 by 768x50257, bfloat16", ("product_unaligned",), unaligned)
 

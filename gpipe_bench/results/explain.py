@@ -38,11 +38,13 @@ class Step:
         devices: their names.
         events: of the step; ``partition`` is the pipeline's, ``device`` one of :attr:`devices`.
         on_host: whether the ranges are the host's, which include what a device waits for.
+        processes: how many ran, as the PyTorch profiler says it.
     """
 
     devices: tuple[str, ...]
     events: tuple[TimelineEvent, ...]
     on_host: bool = False
+    processes: int = 1
 
     @property
     def issued(self) -> bool:
@@ -97,10 +99,10 @@ def read_step(paths: Sequence[Path]) -> Step:
     """The last step of a trace: one file of ours, or the files of all ranks that the PyTorch profiler wrote.
 
     Raises:
-        ConfigError: a file is no trace, or has no action of a pipeline.
+        ConfigError: a file is no trace, or has no action of a pipeline; the files lack a stage.
     """
     found: dict[tuple[str, str, int, int], TimelineEvent] = {}
-    on_host = False
+    on_host, processes = False, 1
     for position, path in enumerate(paths):
         try:
             trace = json.loads(path.read_text(encoding="utf-8"))
@@ -111,7 +113,8 @@ def read_step(paths: Sequence[Path]) -> Step:
         ranges = [row for row in rows if _is_range(str(row.get("name", "")))]
         on_gpu = [row for row in ranges if row.get("cat") == "gpu_user_annotation"]
         on_host |= bool(ranges) and not on_gpu
-        rank = trace.get("distributedInfo", {}).get("rank", position)
+        group = trace.get("distributedInfo", {})
+        rank, processes = group.get("rank", position), max(processes, group.get("world_size", 1))
         own = [_ours(row) for row in rows if row.get("cat") in KINDS]
         own += [event for row in on_gpu or ranges for event in _of_torch(row, rank)]
         if not own:
@@ -121,8 +124,10 @@ def read_step(paths: Sequence[Path]) -> Step:
         for event in sorted(own, key=lambda event: event.start_us):
             found[event.device, event.kind, event.microbatch, event.partition] = event
     homes = {event.partition: event.device for event in found.values() if event.kind in _LETTERS}
+    if missing := sorted(set(range(max(homes))) - set(homes)):
+        raise ConfigError([f"traces must have all stages, got none of {missing}; name the files of all ranks"])
     events = [event for event in found.values() if event.partition in homes]
-    return Step(tuple(dict.fromkeys(homes[j] for j in sorted(homes))), tuple(events), on_host)
+    return Step(tuple(dict.fromkeys(homes[j] for j in sorted(homes))), tuple(events), on_host, processes)
 
 
 def split(step: Step) -> list[tuple[Breakdown, float]]:

@@ -39,16 +39,19 @@ class TimedProgram:
         name: what it is.
         kernels: what it runs, and how often.
         seconds: of each repeat.
+        tf32: whether its convolutions in float32 may use TF32.
     """
 
     name: str
     kernels: Counter[Kernel]
     seconds: Sequence[float]
+    tf32: bool = True
 
     def law_s(self, profile: Profile) -> float:
         """Seconds by the law."""
+        device = profile if self.tf32 else profile.adapted(tf32=False)
         times = (
-            count * sum(part_ns(part, kernel.dtype, profile) for part in kernel.parts or ())
+            count * sum(part_ns(part, kernel.dtype, device) for part in kernel.parts or ())
             for kernel, count in self.kernels.items()
         )
         return sum(times) / 1e9

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
+from gpipe_bench.bench.running import device_profile
 from gpipe_bench.bench.running.device_profile import REPEATS, measure_profile
+from gpipe_bench.cli import application
 from gpipe_bench.measure import queued
 from gpipe_bench.measure.cases import CASES, Case
 from gpipe_bench.simulator.api import Model, simulate
-from gpipe_bench.simulator.hardware.constants import CONSTANTS
+from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant
 from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile
 
 
@@ -86,3 +92,12 @@ def test_a_device_that_never_sleeps_long_enough_is_an_error(monkeypatch):
     monkeypatch.setattr(queued, "_between_events", lambda *_: (1.0, False))
     with pytest.raises(RuntimeError, match="the device must sleep until all work is queued"):
         queued.device_seconds(lambda: None, torch.device("cuda"), 1)
+
+
+def test_constants_whose_repeats_are_far_apart_are_named(measured, monkeypatch, tmp_path):
+    constant = Constant(value=2, origin="measured", spread=0.9)
+    profile = measured.profile.model_copy(update={"kernels": {**measured.profile.kernels, "start_us": constant}})
+    monkeypatch.setattr(device_profile, "measure_profile", lambda *_: replace(measured, profile=profile))
+    answer = CliRunner().invoke(application(), ["profile", "--device", "cpu", "--out", str(tmp_path / "mine.yaml")])
+    assert answer.exit_code == 0
+    assert re.search(r"note: .*\bstart_us\b.*: repeats are far apart; measure again", answer.stderr)

@@ -85,7 +85,7 @@ def test_the_page_says_how_far_pipelines_are_off_with_both_hosts(pipelines, as_i
 def test_each_published_variant_is_predicted_roughly_and_in_the_measured_order(traces):
     found = {step.cell.variant: step for step in measured_steps(TABLES["h100-steps"], traces)}
     assert set(found) == set(PUBLISHED)
-    assert all(-0.25 < step.error_fraction < 0 for step in found.values())
+    assert all(-0.01 < step.error_fraction < 0.13 for step in found.values())
     for kind in ("measured_ms", "simulated_ms"):
         times = [getattr(found[variant], kind) for variant in PUBLISHED]
         assert times == sorted(times, reverse=True)

@@ -86,8 +86,12 @@ def test_a_step_of_a_schedule_has_it(call):
 
 
 @pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
-def test_an_emulation_has_it():
+def test_an_emulation_has_it(tmp_path):
     run = command(["schedule", "emulate", *SCHEDULE], ROOT)
     assert f"predicted simulated on h100, {SAID}: " in run.stdout
     run = command(["emulate", *WORDS, "--partitions", 1, "--balance", "17", "--launch-us", 1000], ROOT)
     assert "1000 us of host time per operation\nemulated on 1 x" in run.stdout
+    script, trace = ROOT / "examples" / "emulated" / "planted_race.py", tmp_path / "trace.json"
+    run = command(["emulate", script, "--devices", 2, "--launch-us", 39.5, "--trace", trace], ROOT)
+    assert f"(h100), {SAID}; values are not computed\n" in run.stdout
+    assert json.loads(trace.read_text())["otherData"]["launch_us"] == 39.5

@@ -107,6 +107,8 @@ def test_a_trace_that_torch_wrote_of_each_rank_is_read(tmp_path):
     assert done.exit_code == 0, done.output
     assert "These ranges are the host's" in done.output
     assert "zb_v" in done.output
+    with pytest.raises(ConfigError, match=r"all stages, got none of \[1\]; name the files of all ranks"):
+        read_step(paths[:1])
 
 
 def test_ranges_of_schedules_with_one_stage_are_read(tmp_path):
@@ -116,10 +118,13 @@ def test_ranges_of_schedules_with_one_stage_are_read(tmp_path):
             {"ph": "X", "cat": "gpu_user_annotation", "name": name, "ts": 10.0 * k + 5 * rank, "dur": 4.0}
             for k, name in enumerate(names)
         ]
-        (tmp_path / f"{rank}.json").write_text(json.dumps({"traceEvents": rows}))
+        group = {"rank": rank, "world_size": 2}
+        (tmp_path / f"{rank}.json").write_text(json.dumps({"traceEvents": rows, "distributedInfo": group}))
     step = read_step([tmp_path / "0.json", tmp_path / "1.json"])
     assert [event.partition for event in step.computations] == [0, 1] * 4
     assert not step.on_host
+    done = CliRunner().invoke(application(), ["explain", str(tmp_path / "0.json")])
+    assert "note: 2 processes ran, and 1 of them are read; name the others" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -21,13 +22,11 @@ META = Bench(torch.device("meta"))
 
 @pytest.fixture(scope="module")
 def programs():
-    return [TimedProgram(case.name, traced(partial(case.prepare, META)), ()) for case in CASES]
+    return [TimedProgram(case.name, traced(partial(case.prepare, META)), (), case.tf32) for case in CASES]
 
 
 def timed(programs, profile, factors=(1.0,)):
-    return [
-        TimedProgram(row.name, row.kernels, [factor * row.law_s(profile) for factor in factors]) for row in programs
-    ]
+    return [replace(row, seconds=[factor * row.law_s(profile) for factor in factors]) for row in programs]
 
 
 def test_the_cases_tell_all_constants_but_those_of_the_host_and_the_driver():

@@ -43,6 +43,15 @@ def test_a_part_takes_its_start_and_the_longer_of_bytes_and_work(part, work_ns):
     assert part_ns(part, "float32", H200) == pytest.approx(start + work_ns)
 
 
+def test_convolutions_without_tf32_have_a_share_of_the_ordinary_units_and_transpose_nothing():
+    ordinary = H200.adapted(tf32=False)
+    expected = 7000 + 1e15 / (C["convolution_no_tf32"] * 66.9e12) * 1e9
+    for kind in ("convolution", "weight_gradient"):
+        assert part_ns(Part(kind, 8, 10**15), "float32", ordinary) == pytest.approx(expected)
+        assert part_ns(Part(kind, 8, 10**15), "bfloat16", ordinary) == part_ns(Part(kind, 8, 10**15), "bfloat16", H200)
+    assert part_ns(Part("transposes", 8, 10**9), "float32", ordinary) == 0
+
+
 def test_halves_have_shares_of_their_own():
     part = Part("product_unaligned", 8, 10**15)
     assert part_ns(part, "bfloat16", H200) == pytest.approx(7000 + 1e15 / (C["product_unaligned"] * 989.4e12) * 1e9)
@@ -82,15 +91,6 @@ def test_one_thread_launches_for_a_device_and_threads_that_share_a_lock_take_tur
     machine.lock_permille = 1000
     assert machine.host_ns({0: 2, 1: 3}) == 5 * 23100
     assert machine.host_ns({}) == 0
-
-
-def test_convolutions_without_tf32_run_as_products_and_transpose_nothing():
-    ieee = H200.adapted(tf32=False)
-    convolution, product = (part_ns(Part(kind, 8, 10**15), "float32", ieee) for kind in ("convolution", "product"))
-    assert convolution == product == part_ns(Part("weight_gradient", 8, 10**15), "float32", ieee)
-    assert part_ns(Part("transposes", 8, 10**9), "float32", ieee) == 0
-    halves = [part_ns(Part("convolution", 8, 10**15), "bfloat16", profile) for profile in (ieee, H200)]
-    assert halves[0] == halves[1]
 
 
 def test_products_take_tf32_where_it_is_asked_for():

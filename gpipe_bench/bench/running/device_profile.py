@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
@@ -33,6 +34,7 @@ _META: Final = torch.device("meta")
 _CPU_SHRINK: Final = 64
 _GIB: Final = 2**30
 _US_PER_S: Final = 1e6
+_UNSTEADY: Final = 0.3
 # What a constant is taken for until it is measured, or where no case tells it.
 _ASSUMED: Final = "h100"
 _SPEEDS: Final = ("peak_tflops", "matrix_tflops", "bandwidth_gb_per_s")
@@ -51,6 +53,11 @@ class MeasuredProfile:
     profile: Profile
     errors: Mapping[str, float]
     failures: Mapping[str, str]
+
+    @property
+    def unsteady(self) -> list[str]:
+        """Constants whose repeats are far apart, as on a machine that does something else."""
+        return [name for name, constant in (self.profile.kernels or {}).items() if (constant.spread or 0) > _UNSTEADY]
 
     @property
     def text(self) -> str:
@@ -93,12 +100,26 @@ def _timed(cases: Sequence[Case], bench: Bench, failures: dict[str, str]) -> Ite
     for case in cases:
         kernels = traced(partial(case.prepare, Bench(_META, bench.shrink)))
         try:
-            yield case, TimedProgram(case.name, kernels, device_seconds(case.prepare(bench), bench.device, REPEATS))
+            with _convolutions(tf32=case.tf32):
+                seconds = device_seconds(case.prepare(bench), bench.device, REPEATS)
+            yield case, TimedProgram(case.name, kernels, seconds, case.tf32)
         except RuntimeError as error:
             # Too large for the device, or a type that it does not have.
             failures[case.name] = str(error).splitlines()[0]
         if bench.device.type != "cpu":
             torch.accelerator.empty_cache()
+
+
+@contextmanager
+def _convolutions(*, tf32: bool) -> Iterator[None]:
+    """Let those in float32 use TF32, or not."""
+    # It exists from PyTorch 2.9 on, but its annotations do not know it.
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before, convolutions.fp32_precision = convolutions.fp32_precision, "tf32" if tf32 else "ieee"
+    try:
+        yield
+    finally:
+        convolutions.fp32_precision = before
 
 
 def _host(device: torch.device) -> dict[str, Constant]:

@@ -58,6 +58,7 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
     "convolution_half": Fact("share", "of the peak", "the same in bfloat16"),
     "weight_gradient_float32": Fact("share", "of the peak", "its gradient of the weights"),
     "weight_gradient_half": Fact("share", "of the peak", "the same in bfloat16"),
+    "convolution_no_tf32": Fact("share", "of the peak of the ordinary units", "both sizes in float32 without TF32"),
     "transposes": Fact("G/s", "elements: channels that are not last", "the same of 64 channels, 192x192"),
     "depthwise": Fact("share", "of the peak of the ordinary units", "7x7 depthwise convolution"),
     "depthwise_backward": Fact("share", "likewise", "the same, backward"),

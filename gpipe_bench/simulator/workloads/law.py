@@ -3,8 +3,8 @@
     start + max(bytes / (share of the bandwidth), work)
 
 where the work is FLOPs at a share of the peak, or elements at a rate of their kind. Batch norms give a block of threads
-to each channel: they use two for each multiprocessor at most, and each block takes its time. Convolutions that may not
-use TF32 run as products do on the ordinary units, and transpose nothing: an assumption, since none was measured.
+to each channel: they use two for each multiprocessor at most, and each block takes its time. Convolutions in float32
+that may not use TF32 run on the ordinary units, with one share of their peak for all passes, and transpose nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _work_ns(part: Part, dtype: str, profile: Profile) -> float:
     if kind == "product_unaligned":
         name = kind if dtype in HALVES else "product_float32"
     if kind in _CONVOLUTIONS and not _on_matrix_units(dtype, profile):
-        name = "product_float32"
+        name = "convolution_no_tf32"
     peak = profile.peak_flop_per_s("convolution" if kind in _CONVOLUTIONS else "matmul", dtype)
     return 1e9 * part.units / (constants[name] * peak)
 
