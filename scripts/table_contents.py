@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any, Final
 
+from gpipe_bench.bench.published.measured import DEVICE_BOUND, measured_steps
+from gpipe_bench.bench.published.measured import TABLES as MEASURED
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.outcomes import THROUGHPUT
 from gpipe_bench.results.peer_rows import TINY
 from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.schedules import Durations, named_schedule, timing
-from gpipe_bench.simulator.measured import DEVICE_BOUND
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,29 +210,24 @@ def steps_table() -> str:
     return markdown(["model", "batch", "ms, measured", "ms, simulated", "bound by"], lines)
 
 
+@cache
 def pipelines_table() -> str:
     """A line per way to run a pipeline on an H200, a column per batch and mode: measured and simulated steps."""
-    measured, simulated = map(_read, ("measured/1x-nvidia-h200/pipelines", "simulated/h200/pipelines"))
-    found = {(*_case(row), *_order(row)): row["step_time_ms"] for row in plain_records(simulated)}
-    cases = list(dict.fromkeys(map(_case, plain_records(measured))))
-    texts: dict[str, dict[tuple[Any, ...], str]] = {}
-    for row in plain_records(measured):
-        case, here = _case(row), row["step_time_ms"]
-        there = found[*case, *_order(row)]
-        own = texts.setdefault(row["source"].partition(": ")[2], {})
-        own[case] = f"{here:.0f}, {there:.0f} ({there / here - 1:+.0%})"
-    header = [f"{size} x {arguments.rpartition('=')[2]} tokens, `{mode}`" for arguments, size, mode in cases]
-    return markdown(
-        ["run as", *header], [[name, *(own.get(case, "") for case in cases)] for name, own in texts.items()]
-    )
-
-
-def _case(row: Record) -> tuple[Any, ...]:
-    return row["model_args"], row["batch_size"], row["checkpoint"]
-
-
-def _order(row: Record) -> tuple[Any, ...]:
-    return row["partitions"], row["schedule"] if row["backward"] == "scheduled" else ""
+    table = MEASURED["h200-pipelines"]
+    found: dict[str, dict[str, str]] = {}
+    errors: dict[str, list[float]] = {}
+    for step in measured_steps(table):
+        cell = step.cell
+        case = f"{cell.batch_size} x {cell.model_args.rpartition('=')[2]} tokens, `{cell.checkpoint}`"
+        text = f"{step.measured_ms:.0f}, {step.simulated_ms:.0f} ({step.error_fraction:+.0%})"
+        found.setdefault(step.run_as, {})[case] = text
+        errors.setdefault(step.run_as, []).append(abs(step.error_fraction))
+    cases = list(dict.fromkeys(case for own in found.values() for case in own))
+    lines = []
+    for name, own in found.items():
+        error = "sets `launch_us`" if name == table.host_of else f"{mean(errors[name]):.1%}"
+        lines.append([name, *(own.get(case, "") for case in cases), error])
+    return markdown(["run as", *cases, "mean absolute error"], lines)
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {

@@ -10,7 +10,7 @@ import typer
 
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.cli.cells import from_options, with_settings
-from gpipe_bench.cli.options import Processes, stem, tell_layers, tell_loss
+from gpipe_bench.cli.options import Processes, stem, tell_layers, tell_loss, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.util.files import check_writable, write_files
@@ -82,6 +82,7 @@ def _print(advice: Advice) -> None:
     what = f"{request.model} ({arguments or 'no arguments'}), batch {request.batch_size}"
     where = f"{request.devices} x {request.profile}"
     where += f" in {request.hosts} hosts over {request.network}" if request.hosts > 1 else ""
+    where += use_words(request.tf32, request.launch_us)
     console.print(f"{what}; simulated on up to {where}, {advice.limit_gib:.1f} GiB each")
     if request.memory_limit_gib > advice.limit_gib:
         asked = f"--memory-limit-gib {request.memory_limit_gib:g} is more than a {request.profile} has for tensors"

@@ -101,15 +101,17 @@ def from_options(kind: type[SectionT], given: Mapping[str, Any]) -> SectionT:
 
 
 def from_file(kind: type[CellT], file: Path, only: str, given: Mapping[str, Any]) -> list[CellT]:
-    """The cells of a file that a command was told to take.
+    """The cells of a file that a command was told to take, none twice.
 
     Raises:
         ConfigError: the file, a cell or a name is wrong, or options name settings, too; carries all problems.
     """
-    if wrong := given.keys() - {"profile"}:
+    if wrong := given.keys() - {"profile", "launch_us"}:
         names = ", ".join(option_name((name,)) for name in sorted(wrong))
         raise ConfigError([f"options of a cell must be left out with --cells, got {names}; leave one of both out"])
-    return read_cells(file, kind, names_in(only), given.get("profile", ""))
+    from_options(kind, given)
+    cells = read_cells(file, kind, names_in(only), **given)
+    return list({cell.id: cell for cell in cells}.values())
 
 
 def names_in(text: str) -> list[str]:

@@ -27,7 +27,7 @@ from gpipe_bench.cli.cells import (
     teller,
     with_settings,
 )
-from gpipe_bench.cli.options import tell_microbatches
+from gpipe_bench.cli.options import tell_microbatches, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.util.console import Column, Grid, output
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gpipe_bench.simulator.clock.run import DeviceMemory
     from gpipe_bench.simulator.hardware.profile import Profile
 
+_OF_SCRIPTS: Final = ("profile", "tf32", "launch_us", "host_time")
 _GIB: Final = 2**30
 _OPERATORS: Final = 8
 _RACES: Final = 20
@@ -84,11 +85,11 @@ def emulate(
         shared = {"devices": devices} if devices else {}
         cut = {"balance": AUTO} if _CUT & given.keys() else {}
         _emulate_cell(from_options(EmulatedCell, {**cut, **given, **shared}), trace, out)
-    elif wrong := [option_name((name,)) for name in given if name not in ("profile", "host_time")]:
+    elif wrong := [option_name((name,)) for name in given if name not in _OF_SCRIPTS]:
         raise ConfigError([f"options of a cell must be left out with a script, got {', '.join(wrong)}; leave them out"])
     else:
-        options = {"devices": devices or 4, "races": races, "host_time": given.get("host_time", True)}
-        _emulate_script(script, arguments or [], given.get("profile", "h100"), trace, **options)
+        settings = from_options(EmulatedCell, {"profile": "h100", **given})
+        _emulate_script(script, arguments or [], settings, trace, devices=devices or 4, races=races)
 
 
 def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out: Path) -> None:
@@ -132,12 +133,11 @@ def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> N
 def _emulate_script(
     script: Path,
     arguments: Sequence[str],
-    profile: str,
+    settings: EmulatedCell,
     trace: Path | None,
     *,
     devices: int,
     races: bool,
-    host_time: bool,
 ) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
     from gpipe_bench.simulator.hardware.profile import load_profile
@@ -146,13 +146,14 @@ def _emulate_script(
         if trace.exists() and script.exists() and trace.samefile(script):
             raise ConfigError([f"--trace must be another file than the script, got {str(trace)!r}; name it trace.json"])
         check_writable(trace)
-    hardware = load_profile(profile)
+    hardware = load_profile(settings.profile).adapted(settings.tf32, settings.launch_us)
     require_virtual_devices()
     from gpipe_bench.emulator.library import leave
     from gpipe_bench.emulator.script import run_script, script_traceback
 
+    options: dict[str, Any] = {"devices": devices, "races": races, "host_time": settings.host_time}
     try:
-        run = run_script(script, arguments, devices=devices, profile=hardware, races=races, host_time=host_time)
+        run = run_script(script, arguments, profile=hardware, **options)
     except Exception as error:
         text = script_traceback(error, script)
         if text is None:
@@ -164,9 +165,11 @@ def _emulate_script(
     if run.replayed.shortage:
         typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)
         leave(1)
-    _print(run, devices, hardware, races=races, host_time=host_time)
+    output().print(_title(settings, hardware, devices), style="bold")
+    _print(run, devices, races=races)
     if trace is not None:
-        _write(trace, run, {"profile": hardware.name, "host_time": host_time})
+        own = {name: value for name in ("tf32", "launch_us") if (value := getattr(settings, name)) is not None}
+        _write(trace, run, {"profile": hardware.name, "host_time": settings.host_time, **own})
     leave(0)
 
 
@@ -191,13 +194,15 @@ def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
     )
 
 
-def _print(run: ScriptRun, devices: int, profile: Profile, *, races: bool, host_time: bool) -> None:
+def _title(settings: EmulatedCell, profile: Profile, devices: int) -> str:
+    where = f"{devices} x {profile.device} ({profile.name}){use_words(settings.tf32, settings.launch_us)}"
+    return f"emulated on {where}; values are not computed{'' if settings.host_time else '; launches cost nothing'}"
+
+
+def _print(run: ScriptRun, devices: int, *, races: bool) -> None:
     from gpipe_bench.emulator.use import device_times, operator_times
 
     console = output()
-    launches = "" if host_time else "; launches cost nothing"
-    title = f"emulated on {devices} x {profile.device} ({profile.name}); values are not computed{launches}"
-    console.print(title, style="bold")
     if not any(record.kind == "kernel" for record in run.records):
         console.print(
             "no virtual device was used: the script must take its devices from torch.accelerator, not from torch.cuda"

@@ -99,6 +99,12 @@ def check_device(device: str) -> None:
     find_machine(device)
 
 
+def use_words(tf32: bool | None, launch_us: float | None) -> str:
+    """How a profile is used, for the end of a sentence; '' where it is as the profile says."""
+    rounded = "" if tf32 is None else f", {'all' if tf32 else 'no'} TF32"
+    return rounded + ("" if launch_us is None else f", {launch_us:g} us of host time per operation")
+
+
 def tell(text: str) -> None:
     """Say on stderr that a wish was changed or is of no use."""
     typer.echo(f"note: {text}", err=True)

@@ -27,15 +27,13 @@ def predictions(
     on an H100, and the bubbles and throughputs of schedules on A100s, from printed times of a partition. Traces are
     kept for the next time.
     """
-    from gpipe_bench.bench.published import measured as pipelines
+    from gpipe_bench.bench.published.measured import TABLES, print_measured
     from gpipe_bench.bench.published.predictions import print_predictions
     from gpipe_bench.schedules import printed
-    from gpipe_bench.simulator import measured
     from gpipe_bench.simulator.published.settings import published_settings
 
     others: dict[str, tuple[str, Callable[[], None]]] = {
-        measured.TABLE: ("steps measured on an H200", partial(measured.print_measured, cache)),
-        pipelines.TABLE: ("four partitions measured on one H100", partial(pipelines.print_pipelines, cache)),
+        **{name: (measured.title, partial(print_measured, measured, cache)) for name, measured in TABLES.items()},
         printed.TABLE: ("schedules on A100s, from printed times of a partition", printed.print_steps),
     }
     tables = list(dict.fromkeys(setting.table for setting in published_settings()))

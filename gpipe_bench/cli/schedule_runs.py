@@ -10,7 +10,7 @@ import typer
 
 from gpipe_bench.bench.spec.settings import read_balance
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.cli.options import VALUES, complete, stem
+from gpipe_bench.cli.options import VALUES, complete, stem, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
 from gpipe_bench.errors import ConfigError
@@ -61,6 +61,7 @@ def _command(kind: str) -> Callable[..., None]:
         ] = "",
         checkpoint: Annotated[str, _setting("checkpoint")] = "never",
         profile: Annotated[str, _setting("profile", default="h100; run: none, no simulation")] = "",
+        launch_us: Annotated[float | None, _setting("launch_us")] = None,
         tolerance: Annotated[
             float, typer.Option(min=0, max=1, help="Share of the step by which an action may be off its prediction.")
         ] = 0.02,
@@ -74,12 +75,12 @@ def _command(kind: str) -> Callable[..., None]:
         m = schedule.microbatches
         hardware = profile or ("" if kind == "run" else "h100")
         sizes = read_balance(balance) if balance else ()
-        own = OwnSchedule(schedule, model, model_args, batch_size or m, checkpoint, hardware, sizes)
+        own = OwnSchedule(schedule, model, model_args, batch_size or m, checkpoint, hardware, launch_us, sizes)
         with progress(f"{kind}: {Path(source).name}"):
             run, predicted, words = _both(kind, own)
         rows = compared(own.actions, predicted, run.times)
         limit_ms = tolerance * run.length_ms
-        _print(rows, run, words, limit_ms)
+        _print(rows, run, words, limit_ms, "" if run.evidence == "measured" else use_words(None, launch_us))
         if out is not None:
             _write(out, rows, f"{model}: one step of {Path(source).name}", (run.evidence, words), limit_ms)
         if kind == "emulate":
@@ -96,19 +97,23 @@ def _both(kind: str, own: OwnSchedule) -> tuple[OwnRun, Times, str]:
 
         require_virtual_devices()
         run = own.emulated()
-        return run, own.simulated().times, f"simulated on {own.profile}"
+        return run, own.simulated().times, _simulated_on(own)
     predicted = own.simulated() if own.profile else None
     run = predicted if kind == "simulate" and predicted else own.measured()
     if kind == "simulate" or predicted is None:
         return run, from_own_durations(own.actions, run.times), _ARITHMETIC
-    return run, predicted.times, f"simulated on {own.profile}"
+    return run, predicted.times, _simulated_on(own)
 
 
-def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float) -> None:
+def _simulated_on(own: OwnSchedule) -> str:
+    return f"simulated on {own.profile}{use_words(None, own.launch_us)}"
+
+
+def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float, use: str) -> None:
     if not rows:
         raise ConfigError(["a step must have actions that take time, got none; use a larger model or batch"])
     expected = max(row.predicted[1] for row in rows)
-    typer.echo(f"{run.evidence}: {run.length_ms:.2f} ms; predicted {words}: {expected:.2f} ms")
+    typer.echo(f"{run.evidence}{use}: {run.length_ms:.2f} ms; predicted {words}: {expected:.2f} ms")
     latest = max(rows, key=lambda row: row.late_ms)
     typer.echo(
         f"latest action: {latest.action} on device {latest.device}, {latest.late_ms:.2f} ms after its prediction"

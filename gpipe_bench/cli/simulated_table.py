@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.cli.options import use_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.util.console import Column, Grid, output
 
@@ -55,7 +56,7 @@ def _title(row: Row, settings: Mapping[str, Any]) -> str:
     pipeline = f"{row.partitions} partitions ({row.balance}), {row.microbatches} micro-batches, batch {row.batch_size}"
     how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {_order(row)}"
     how += f", {settings['precision']}" if "precision" in settings else ""
-    how += f", {'all' if settings['tf32'] else 'no'} TF32" if "tf32" in settings else ""
+    how += use_words(settings.get("tf32"), settings.get("launch_us"))
     where = f"{row.evidence} on {row.device_count} x {row.device} ({row.profile})"
     where += f" in {settings['hosts']} hosts over {settings['network']}" if "hosts" in settings else ""
     return f"{row.model} ({row.model_args})\n{pipeline}; {how}\n{where}"

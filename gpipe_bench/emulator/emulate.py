@@ -88,6 +88,7 @@ def emulate(
     optimizer: str | None = "sgd",
     profile: str | Path | Profile = "p40",
     tf32: bool | None = None,
+    launch_us: float | None = None,
     devices: Sequence[int] = (),
     sample: Tensor | None = None,
     loss: Callable[..., Tensor] | None = None,
@@ -109,12 +110,13 @@ def emulate(
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         profile: name of a hardware profile, path of a YAML file, or a profile; one per process.
         tf32: whether float32 is rounded to TF32; None: in convolutions only, as PyTorch does it.
+        launch_us: host time of an operation, microseconds; None: the profile's.
         devices: number of each device of the schedule; empty: 0, 1, and so on.
         sample: with an ``nn.Sequential``, a tensor of shape (samples, ...) as it takes them.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for the sum of the output.
         target: with a loss, the targets of a whole mini-batch.
         steps: training steps, at least 2; the first is a warm-up.
-        host_time: whether launches cost the host what the profile says, and launch queues are limited.
+        host_time: whether launches cost the host time, and launch queues are limited.
 
     Raises:
         ConfigError: arguments are wrong, all of which it lists.
@@ -124,7 +126,7 @@ def emulate(
     return _emulated(EmulationRequest(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile, tf32=tf32,
-        devices=devices, sample=sample, loss=loss, target=target, steps=steps, host_time=host_time,
+        launch_us=launch_us, devices=devices, sample=sample, loss=loss, target=target, steps=steps, host_time=host_time,
     ))  # fmt: skip
 
 

@@ -70,6 +70,7 @@ def simulate(
     target: Tensor | None = None,
     precision: str = "float32",
     tf32: bool | None = None,
+    launch_us: float | None = None,
     flavour: str = "current",
     steps: int | None = None,
     memory: bool = True,
@@ -97,6 +98,7 @@ def simulate(
         target: with a loss, the targets of a whole mini-batch.
         precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves.
         tf32: whether float32 is rounded to TF32; None: in convolutions only, as PyTorch does it.
+        launch_us: host time of an operation, microseconds; None: the profile's.
         flavour: autograd engine: ``current``, or ``published``, that of the published runs.
         steps: training steps; all but the first count. 1: a step between idle devices. None: 2, more if threads race.
         memory: whether to simulate the allocators.

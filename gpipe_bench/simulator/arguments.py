@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.simulator.hardware.profile import Link, Profile, load_profile
+from gpipe_bench.simulator.hardware.profile import MOST_LAUNCH_US, Link, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import Model
 from gpipe_bench.util.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 
@@ -57,6 +57,7 @@ class TrainingRequest:
     optimizer: str | None
     profile: str | Path | Profile
     tf32: bool | None
+    launch_us: float | None
     devices: Sequence[int]
     sample: Tensor | tuple[Tensor, ...] | None
     loss: Callable[..., Tensor] | None
@@ -67,7 +68,7 @@ class TrainingRequest:
     def hardware(self) -> Profile:
         """The profile itself."""
         known = self.profile if isinstance(self.profile, Profile) else load_profile(self.profile)
-        return known.with_tf32(self.tf32)
+        return known.adapted(self.tf32, self.launch_us)
 
     def problems(self, *, most_devices: int = 2**16, per_partition: bool = True) -> Iterator[str]:
         """What is wrong about all of these but the schedule.
@@ -125,6 +126,9 @@ def _numbers(given: Mapping[str, Any]) -> Iterator[str]:
     for name in ("batch_size", "chunks", "hosts", "steps"):
         if name in given and not _is_count(given[name]) and not (name == "steps" and given[name] is None):
             yield f"{name} must be a whole number of at least 1, got {_shown(given[name])}; use 1 or more"
+    launch_us = given["launch_us"]
+    if launch_us is not None and not (_is_number(launch_us) and 0 < launch_us <= MOST_LAUNCH_US):
+        yield f"launch_us must be more than 0 and at most {MOST_LAUNCH_US}, got {_shown(launch_us)}; use microseconds"
     balance = given["balance"]
     if not _is_list(balance) or not balance or not all(map(_is_count, balance)):
         yield f"balance must be a list of whole numbers of at least 1, got {_shown(given['balance'])}; use e.g. [2, 2]"
@@ -198,6 +202,10 @@ def _is_of_torch(value: object, name: str) -> bool:
 
 def _is_count(value: object, least: int = 1) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_list(value: object) -> bool:

@@ -49,7 +49,7 @@ class TimedProgram:
 
     def law_s(self, profile: Profile) -> float:
         """Seconds by the law."""
-        device = profile if self.tf32 else profile.with_tf32(False)
+        device = profile if self.tf32 else profile.adapted(tf32=False)
         times = (
             count * sum(part_ns(part, kernel.dtype, device) for part in kernel.parts or ())
             for kernel, count in self.kernels.items()

@@ -12,6 +12,7 @@ from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli import main
+from gpipe_bench.cli.cells import from_file
 from gpipe_bench.errors import ConfigError
 from tests.bench.cells_of import TINY, cell, in_file
 from tests.project.tree import ROOT
@@ -85,6 +86,14 @@ def test_cells_that_were_measured_are_simulated_and_emulated_on_a_profile():
         same = {(one.devices, one.tf32, one.transfer, one.batch_size, one.profile, one.backward) for one in cells}
         assert same == {(1, False, "host", 128, "h100", "autograd")}
     assert {cell.flavour for cell in read_cells(table, SimulatedCell, profile="h100")} == {"current"}
+
+
+def test_a_command_takes_no_cell_twice():
+    table = MEASURED / "1x-nvidia-h200" / "pipelines.csv"
+    commanded = from_file(SimulatedCell, table, "", {"profile": "h200", "launch_us": 39.5})
+    assert len(read_cells(table, SimulatedCell, profile="h200")) == 24
+    assert len(commanded) == len({cell.id for cell in commanded}) == 18
+    assert {cell.launch_us for cell in commanded} == {39.5}
 
 
 def test_measured_cells_in_halves_are_simulated_and_not_emulated():

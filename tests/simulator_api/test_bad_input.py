@@ -38,6 +38,7 @@ WRONG = {
     "optimizer": ["sgdm", 3],
     "precision": ["half", "fp16", torch.float16, None],
     "profile": [17, "p41", "nowhere.yaml"],
+    "launch_us": [0, -1.0, float("nan"), 1e300, True, "10"],
     "devices": [[0], [0, -1], ["cuda:0", "cuda:1"], 2, [0, 10**9]],
     "hosts": [0, 1.0, True, 3],
     "network": ["ndr", 3, None],

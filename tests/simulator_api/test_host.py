@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -23,6 +24,10 @@ def test_small_layers_wait_for_the_host():
     small = step(16)
     assert small.bound_by_host
     assert small.host_fraction > 0.95
+
+
+def test_a_host_that_is_twice_as_slow_takes_twice_the_time():
+    assert step(16, launch_us=2 * H200.host_us).step_time_ms == pytest.approx(2 * step(16).step_time_ms, rel=0.01)
 
 
 def pipeline(devices, lock):

@@ -44,7 +44,7 @@ def test_a_part_takes_its_start_and_the_longer_of_bytes_and_work(part, work_ns):
 
 
 def test_convolutions_without_tf32_have_a_share_of_the_ordinary_units_and_transpose_nothing():
-    ordinary = H200.with_tf32(False)
+    ordinary = H200.adapted(tf32=False)
     expected = 7000 + 1e15 / (C["convolution_no_tf32"] * 66.9e12) * 1e9
     for kind in ("convolution", "weight_gradient"):
         assert part_ns(Part(kind, 8, 10**15), "float32", ordinary) == pytest.approx(expected)
@@ -81,7 +81,8 @@ def test_a_profile_without_constants_takes_bytes_and_floor_whatever_the_parts_ar
 
 def test_the_host_is_as_slow_as_the_constants_say():
     assert HardwareMachine(H200).launch_ns == 23100
-    assert HardwareMachine(PLAIN.model_copy(update={"launch_us": 4.5})).launch_ns == 4500
+    for profile in (H200, PLAIN):
+        assert HardwareMachine(profile.adapted(launch_us=4.5)).launch_ns == 4500
 
 
 def test_one_thread_launches_for_a_device_and_threads_that_share_a_lock_take_turns():
@@ -94,9 +95,9 @@ def test_one_thread_launches_for_a_device_and_threads_that_share_a_lock_take_tur
 
 def test_products_take_tf32_where_it_is_asked_for():
     part = Part("product", 8, 10**15)
-    assert part_ns(part, "float32", H200.with_tf32(True)) < 0.2 * part_ns(part, "float32", H200)
-    assert H200.with_tf32(None) is H200
-    assert load_profile("p40").with_tf32(True) == load_profile("p40")
+    assert part_ns(part, "float32", H200.adapted(tf32=True)) < 0.2 * part_ns(part, "float32", H200)
+    assert H200.adapted() is H200
+    assert load_profile("p40").adapted(tf32=True) == load_profile("p40")
 
 
 def test_each_constant_says_its_unit_and_the_case_that_measures_it():

@@ -31,10 +31,12 @@ from gpipe_bench.bench.spec.settings import (
 from gpipe_bench.bench.spec.simulated_cells import (
     Flavour,
     Hosts,
+    LaunchUs,
     Network,
     Optimizer,
     Profile,
     SimulatedCell,
+    Tf32,
     host_problems,
 )
 from gpipe_bench.bench.storage.raw import RawResult
@@ -82,6 +84,8 @@ class AdviceRequest(ModelSection):
     memory_limit_gib: Limit = 0.0
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"
+    tf32: Tf32 = None
+    launch_us: LaunchUs = None
     flavour: Flavour = "current"
     variant: Variant = "dep-str-ptl"
     schedules: Schedules = ()

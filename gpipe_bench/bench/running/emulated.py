@@ -70,7 +70,6 @@ def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -
         **cell.arguments(),
         balance=balance,
         devices=cell.places,
-        profile=cell.profile,
         steps=cell.steps,
         host_time=cell.host_time,
     )

@@ -39,6 +39,7 @@ class OwnSchedule:
         batch_size: samples per step.
         checkpoint: ``always``, ``except_last`` or ``never``.
         profile: hardware of simulation and emulation.
+        launch_us: host time of an operation there; None: the profile's.
         balance: layers per partition; empty: found.
     """
 
@@ -48,6 +49,7 @@ class OwnSchedule:
     batch_size: int
     checkpoint: str
     profile: str
+    launch_us: float | None = None
     balance: Sequence[int] = ()
 
     @property
@@ -111,7 +113,7 @@ class OwnSchedule:
 
     def _settings(self) -> dict[str, Any]:
         m, n = self.schedule.microbatches, self.schedule.partitions
-        shared = {name: getattr(self, name) for name in ("batch_size", "checkpoint", "profile")}
+        shared = {name: getattr(self, name) for name in ("batch_size", "checkpoint", "profile", "launch_us")}
         given = {"model": self.model, "model_args": self.model_args, "partitions": n, "chunks": m, "balance": AUTO}
         cell = validated(SimulatedCell, {**given, **shared}, lambda path: str(path[0]))
         balance = list(self.balance) or simulated_balance(cell)

@@ -102,7 +102,7 @@ def simulated_step(cell: SimulatedCell, balance: Sequence[int], **options: Any) 
     # Here and not above: the simulator loads PyTorch.
     from gpipe_bench.simulator import Model, simulate
 
-    names = ("profile", "precision", "masters", "hosts", "network", "flavour")
+    names = ("precision", "masters", "hosts", "network", "flavour")
     given = {**cell.arguments(), **{name: getattr(cell, name) for name in names}, **options}
     given["devices"] = [cell.places[device] for device in cell.homes()]
     return simulate(Model(cell.model, parse_arguments(cell.model, cell.model_args)), balance=balance, **given)
@@ -122,7 +122,7 @@ def simulated_balance(cell: SimulatedCell) -> list[int]:
     """
     from gpipe_bench.balance import split_min_max
 
-    network, hardware = (cell.model, cell.model_args), (cell.profile, cell.tf32)
+    network, hardware = (cell.model, cell.model_args), (cell.profile, cell.tf32, cell.launch_us)
     batch = cell.batch_size, cell.chunks
     times = _layer_times(network, hardware, batch, cell.checkpoint, precision=cell.precision)
     return split_min_max(times, cell.partitions)
@@ -131,7 +131,7 @@ def simulated_balance(cell: SimulatedCell) -> list[int]:
 @lru_cache(maxsize=256)
 def _layer_times(
     network: tuple[str, str],
-    hardware: tuple[str, bool | None],
+    hardware: tuple[str, bool | None, float | None],
     batch: tuple[int, int],
     checkpoint: str,
     *,
@@ -142,13 +142,10 @@ def _layer_times(
     from gpipe_bench.simulator import Model
     from gpipe_bench.simulator.hardware.profile import load_profile
 
-    (model, model_args), (profile, tf32), (size, chunks) = network, hardware, batch
-    known, devices = Model(model, parse_arguments(model, model_args)), load_profile(profile).with_tf32(tf32)
-    return tuple(
-        layer_simulated_times(
-            known, profile=devices, batch_size=size, chunks=chunks, checkpoint=checkpoint, precision=precision
-        )
-    )
+    (model, model_args), (profile, tf32, launch_us), (size, chunks) = network, hardware, batch
+    known = Model(model, parse_arguments(model, model_args))
+    options: dict[str, Any] = {"batch_size": size, "chunks": chunks, "checkpoint": checkpoint, "precision": precision}
+    return tuple(layer_simulated_times(known, profile=load_profile(profile).adapted(tf32, launch_us), **options))
 
 
 def step_result(

@@ -33,14 +33,17 @@ def cells_text(cells: Iterable[Cell]) -> str:
     return json_text({cell.id: cell.model_dump(mode="json") for cell in cells})
 
 
-def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = (), profile: str = "") -> list[CellT]:
-    """The cells of one kind in a file, in its order.
+def read_cells(
+    path: Path, kind: type[CellT], names: Sequence[str] = (), profile: str = "", launch_us: float | None = None
+) -> list[CellT]:
+    """The cells of one kind in a file, one for each name there, in its order.
 
     Args:
         path: the file; or a table of rows with its configurations beside it, whose first eight digits name the cells.
         kind: what the cells must be.
         names: of the cells to take, in this order; empty: all of the kind.
         profile: hardware on which measured cells are simulated or emulated; empty: they are of another kind.
+        launch_us: host time of an operation in cells that are simulated or emulated; None: as each cell says.
 
     Raises:
         ConfigError: the file cannot be read, or settings are wrong; carries all problems.
@@ -49,22 +52,23 @@ def read_cells(path: Path, kind: type[CellT], names: Sequence[str] = (), profile
     entries = _entries(path)
     if profile:
         entries = {name: _on_profile(entry, kind, profile) for name, entry in entries.items()}
-    cells: dict[str, CellT] = {}
+    if launch_us is not None:
+        entries = {name: {**entry, "launch_us": launch_us} for name, entry in entries.items()}
+    cells: list[CellT] = []
     problems: list[str] = []
     for name in names or [key for key, entry in entries.items() if entry.get("evidence", evidence) == evidence]:
         if name not in entries:
             problems.append(f"--only must name a cell of {path}, got {name!r}; {nearest(name, entries)}")
             continue
         try:
-            cell = validated(kind, entries[name], partial(_named, f"{path}: {name}"))
-            cells[cell.id] = cell
+            cells.append(validated(kind, entries[name], partial(_named, f"{path}: {name}")))
         except ConfigError as error:
             problems += error.problems
     if not cells and not problems:
         problems.append(f"file of cells must have {evidence} ones, got none in {path}; add some, or name a profile")
     if problems:
         raise ConfigError(problems)
-    return list(cells.values())
+    return cells
 
 
 def _on_profile(entry: dict[str, Any], kind: type[Cell], profile: str) -> dict[str, Any]:

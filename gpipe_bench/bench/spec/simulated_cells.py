@@ -21,12 +21,13 @@ from gpipe_bench.bench.spec.settings import (
     Problem,
     Transfer,
     Variant,
+    no_boolean,
 )
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules.table import shared_places
 from gpipe_bench.simulator.hardware.networks import NETWORK, problems_of_hosts
-from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile, profile_names
+from gpipe_bench.simulator.hardware.profile import MOST_LAUNCH_US, PROFILES, load_profile, profile_names
 from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 from gpipe_bench.util import choices
 from gpipe_bench.util.files import is_file
@@ -59,7 +60,12 @@ Devices = Annotated[
     int, Field(strict=True, ge=0, le=4096, description="devices that partitions share; 0: one for each of the schedule")
 ]
 Tf32 = Annotated[
-    bool | None, Field(description="round float32 to TF32; null: in convolutions alone, as PyTorch does by itself")
+    bool | None, Field(description="round float32 to TF32; null: in convolutions alone, as PyTorch does it")
+]
+LaunchUs = Annotated[
+    float | None,
+    Field(gt=0, le=MOST_LAUNCH_US, description="host time of an operation, microseconds; null: that of the profile"),
+    no_boolean,
 ]
 Optimizer = Annotated[choices.Optimizer, Field(description="what updates the parameters after each step")]
 Profile = Annotated[
@@ -113,6 +119,7 @@ class VirtualCell(HardwareSettings, PipelineCell):
     variant: Variant = "dep-str-ptl"
     devices: Devices = 0
     tf32: Tf32 = None
+    launch_us: LaunchUs = None
 
     @property
     def place(self) -> str:
@@ -121,8 +128,8 @@ class VirtualCell(HardwareSettings, PipelineCell):
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``simulate`` and ``emulate`` that it decides, but model, balance and devices."""
-        names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer", "tf32")
-        return {name: getattr(self, name) for name in names}
+        names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer")
+        return {name: getattr(self, name) for name in (*names, "profile", "tf32", "launch_us")}
 
     @property
     def places(self) -> list[int]:
@@ -139,8 +146,9 @@ class VirtualCell(HardwareSettings, PipelineCell):
     def settings(self) -> dict[str, Any]:
         """All settings but the kind of evidence, and what is as usual."""
         data = super().settings()
-        own = {"devices": self.devices not in (0, self.schedule_devices), "tf32": self.tf32 is not None}
-        return {name: value for name, value in data.items() if name != "evidence" and own.get(name, True)}
+        usual = {"evidence"} | {name for name in ("tf32", "launch_us") if data[name] is None}
+        usual |= {"devices"} if self.devices in (0, self.schedule_devices) else set()
+        return {name: value for name, value in data.items() if name not in usual}
 
 
 class SimulatedSettings(HardwareSettings):

@@ -25,6 +25,7 @@ from gpipe_bench.util.yaml_text import read_yaml_file
 __all__ = [
     "DIRECT_SHARE",
     "FAST_SHARE",
+    "MOST_LAUNCH_US",
     "PROFILES",
     "Efficiency",
     "HardwareMachine",
@@ -45,6 +46,9 @@ counted, its usual tiles need a quarter."""
 
 _FASTEST: Final = 1e5
 """Largest rate in a profile, 10^17 FLOP or 10^14 bytes per second: what is faster was written in another unit."""
+
+MOST_LAUNCH_US: Final = 10**6
+"""Longest host time of an operation, a second: what is longer was written in another unit."""
 
 _GIB: Final = 2**30
 _ORDINARY: Final = ("bfloat16", "float16", "float32", "float64")
@@ -205,13 +209,23 @@ class Profile(_Section):
         """Memory for tensors, bytes."""
         return int((self.memory_gib - self.context_gib) * _GIB)
 
-    def with_tf32(self, tf32: bool | None) -> Profile:
-        """The device if float32 is rounded to TF32 everywhere, nowhere, or (None) in convolutions, as by default."""
+    def adapted(self, tf32: bool | None = None, launch_us: float | None = None) -> Profile:
+        """The device as it is used.
+
+        Args:
+            tf32: whether float32 is rounded to TF32 everywhere or nowhere; None: in convolutions, as by default.
+            launch_us: host time per kernel; None: the profile's.
+        """
+        changes: dict[str, Any] = {}
         rate = self.matrix_tflops.get("tensorfloat32")
-        if tf32 is None or rate is None:
-            return self
-        units = {dtype: value for dtype, value in self.matrix_tflops.items() if dtype != "tensorfloat32"}
-        return self.model_copy(update={"matrix_tflops": self.matrix_tflops | {"float32": rate} if tf32 else units})
+        if tf32 is not None and rate is not None:
+            units = {dtype: value for dtype, value in self.matrix_tflops.items() if dtype != "tensorfloat32"}
+            changes["matrix_tflops"] = self.matrix_tflops | {"float32": rate} if tf32 else units
+        if launch_us is not None:
+            changes["launch_us"] = launch_us
+            own = Constant(value=launch_us, origin="assumed")
+            changes["kernels"] = self.kernels and {**self.kernels, "launch_us": own}
+        return Profile(**self.settings | changes) if changes else self
 
     def uses_winograd(self, dtype: str) -> bool:
         """Whether 3x3 convolutions of stride 1 run by Winograd's algorithm: on matrix units they are direct ones."""

@@ -50,7 +50,7 @@ def h200(monkeypatch):
 
     @contextmanager
     def convolutions(*, tf32):
-        price_by(H200 if tf32 else H200.with_tf32(False))
+        price_by(H200 if tf32 else H200.adapted(tf32=False))
         yield
 
     with ExitStack() as clock, seen():
