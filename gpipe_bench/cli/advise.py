@@ -10,7 +10,7 @@ import typer
 
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.cli.cells import from_options, with_settings
-from gpipe_bench.cli.options import Processes, stem, tell_layers, tell_loss, use_words
+from gpipe_bench.cli.options import HOST_BOUND, Processes, stem, tell_layers, tell_loss, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.util.files import check_writable, write_files
@@ -101,7 +101,7 @@ def _print(advice: Advice) -> None:
         soft_wrap=True,
     )
     if best.bound_by_host:
-        console.print("bound by the host: its launches take as long as the step\n")
+        console.print(f"{HOST_BOUND}\n")
     if other := advice.runner_up:
         ratio = (row.throughput_samples_per_s or 0.0) / (other.row.throughput_samples_per_s or 1.0)
         console.print(

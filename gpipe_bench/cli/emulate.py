@@ -27,7 +27,7 @@ from gpipe_bench.cli.cells import (
     teller,
     with_settings,
 )
-from gpipe_bench.cli.options import tell_microbatches, use_words
+from gpipe_bench.cli.options import HOST_BOUND, tell_microbatches, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.util.console import Column, Grid, output
@@ -97,6 +97,7 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
     check_writable(out)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from gpipe_bench.bench.running.emulated import emulate_cells
+    from gpipe_bench.cli.simulate import bound_words
 
     tell_microbatches(cells)
     with progress("emulating") as task:
@@ -105,7 +106,7 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
     if all(result.row.status == "skipped" for result in results):
         typer.echo(f"wrote {out}: 0 cells emulated, {len(cells)} skipped")
         return
-    typer.echo(f"wrote {out} with {len(results)} steps of {len(cells)} emulated cells")
+    typer.echo(f"wrote {out} with {len(results)} steps of {len(cells)} emulated cells{bound_words(results)}")
     from gpipe_bench.emulator.library import leave
 
     leave(0)
@@ -140,6 +141,7 @@ def _emulate_script(
     races: bool,
 ) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
+    from gpipe_bench.simulator.hardware.machine import HardwareMachine
     from gpipe_bench.simulator.hardware.profile import load_profile
 
     if trace is not None:
@@ -167,6 +169,9 @@ def _emulate_script(
         leave(1)
     output().print(_title(settings, hardware, devices), style="bold")
     _print(run, devices, races=races)
+    host_ns = HardwareMachine(hardware).host_ns(run.replayed.sums("launches"))
+    if settings.host_time and host_ns > max(run.replayed.sums("duration_ns").values(), default=0):
+        typer.echo(HOST_BOUND)
     if trace is not None:
         own = {name: value for name in ("tf32", "launch_us") if (value := getattr(settings, name)) is not None}
         _write(trace, run, {"profile": hardware.name, "host_time": settings.host_time, **own})

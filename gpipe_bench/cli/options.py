@@ -99,6 +99,9 @@ def check_device(device: str) -> None:
     find_machine(device)
 
 
+HOST_BOUND: Final = "bound by the host: its launches take longer than the kernels of the busiest device"
+
+
 def use_words(tf32: bool | None, launch_us: float | None) -> str:
     """How a profile is used, for the end of a sentence; '' where it is as the profile says."""
     rounded = "" if tf32 is None else f", {'all' if tf32 else 'no'} TF32"

@@ -10,7 +10,7 @@ import typer
 
 from gpipe_bench.bench.spec.settings import read_balance
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.cli.options import VALUES, complete, stem, use_words
+from gpipe_bench.cli.options import HOST_BOUND, VALUES, complete, stem, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
 from gpipe_bench.errors import ConfigError
@@ -114,6 +114,8 @@ def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float
         raise ConfigError(["a step must have actions that take time, got none; use a larger model or batch"])
     expected = max(row.predicted[1] for row in rows)
     typer.echo(f"{run.evidence}{use}: {run.length_ms:.2f} ms; predicted {words}: {expected:.2f} ms")
+    if run.bound_by_host:
+        typer.echo(HOST_BOUND)
     latest = max(rows, key=lambda row: row.late_ms)
     typer.echo(
         f"latest action: {latest.action} on device {latest.device}, {latest.late_ms:.2f} ms after its prediction"

@@ -90,7 +90,13 @@ def simulate_file(cells: Sequence[SimulatedCell], timelines: Sequence[str], out:
     with progress("simulating") as task:
         results = simulate_cells(cells, teller(task, len(cells)), timelines, processes=processes)
     write_files({out: results_json(results)})
-    typer.echo(f"wrote {out} with {len(results)} simulated cells")
+    typer.echo(f"wrote {out} with {len(results)} simulated cells{bound_words(results)}")
+
+
+def bound_words(results: Sequence[RawResult]) -> str:
+    """How many are bound by the host, if any."""
+    bound = sum(result.bound_by_host for result in results)
+    return f", {bound} of them bound by the host" if bound else ""
 
 
 def write_results(results: Sequence[RawResult], trace: Path | None, rows: Path | None, out: Path | None) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpipe_bench.bench.storage.raw import RawResult
-from gpipe_bench.cli.options import use_words
+from gpipe_bench.cli.options import HOST_BOUND, use_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.util.console import Column, Grid, output
 
@@ -44,7 +44,7 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
         console.print(_devices(result.devices))
         console.print(Text(_totals(row)))
         if result.bound_by_host:
-            console.print(Text("bound by the host: its launches take as long as the step"))
+            console.print(Text(HOST_BOUND))
     else:
         console.print(Text(f"{row.status}: {row.reason}", style="bold red"))
     if published:

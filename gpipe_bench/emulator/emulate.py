@@ -235,7 +235,10 @@ def _steps(
             step_time_ms=length_us / 1e3,
             devices=device_uses(replayed.memory, busy_devices(events, used, length_us), length_us, used),
             events=events,
-            host_fraction=host.host_ns(replayed.launches(first, last)) / (after - before) if host else None,
+            host_fraction=host.host_ns(replayed.sums("launches", first, last)) / (after - before) if host else None,
+            kernel_fraction=max(replayed.sums("duration_ns", first, last).values()) / (after - before)
+            if host
+            else None,
             peak_allocated_gib=sum(device.peak_allocated for device in replayed.memory) / GIB,
             peak_reserved_gib=sum(device.peak_reserved for device in replayed.memory) / GIB,
         )

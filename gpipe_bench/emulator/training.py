@@ -146,14 +146,12 @@ class Training:
         """Train on the batch once."""
         self.pipe.zero_grad()
         if self._whole:
-            self._backward(self.pipe(self._inputs))
+            # Nothing else holds the output: it may go before the backward pass.
+            torch.autograd.backward(self._scalar(self.pipe(self._inputs), self._target))
         else:
             self.pipe.step(self._inputs, self._target, self._scalar, reduction="mean")
         if self._optimizer is not None:
             self._optimizer.step()
-
-    def _backward(self, output: Any) -> None:
-        torch.autograd.backward(self._scalar(output, self._target))
 
     def _scalar(self, output: Any, target: Any) -> Tensor:
         scalar: Tensor = output.sum() if self._loss is None else self._loss(output, target)

@@ -209,31 +209,39 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
         peak_reserved_gib=summed_gib(done.peak_reserved_bytes),
         settings=facts,
         host_fraction=_host_ns(workload, settings, machine) / done.step_ns,
+        kernel_fraction=_kernel_ns(workload, settings) / done.step_ns,
     )
 
 
 def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Tensor]) -> int:
     """Launches of a training step on one device, with an optimizer without state."""
     work: dict[str, Any] = {"balance": [len(module)], "batch_size": len(sample), "sample": sample, "loss": loss}
-    threads, others = _launches(build_workload(module, profile=load_profile("h100"), **work), Settings())
+    threads, others = _sums(build_workload(module, profile=load_profile("h100"), **work), Settings(), "launches")
     return sum(threads.values()) + others
 
 
 def _host_ns(workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
     """Host time of a step: its passes, then loss and update."""
-    threads, others = _launches(workload, settings)
+    threads, others = _sums(workload, settings, "launches")
     return machine.host_ns(threads) + machine.launch_ns * others
 
 
-def _launches(workload: Workload, settings: Settings) -> tuple[Counter[int], int]:
-    """Launches for the partitions of each device, and those of the loss and of the update."""
+def _kernel_ns(workload: Workload, settings: Settings) -> int:
+    """Time of the kernels of the busiest device, and of loss and update, if none waits for anything."""
+    devices, others = _sums(workload, settings, "duration_ns")
+    return max(devices.values()) + others
+
+
+def _sums(workload: Workload, settings: Settings, what: str) -> tuple[Counter[int], int]:
+    """``launches`` or ``duration_ns`` of the partitions of each device, and those of the loss and of the update."""
     recomputed = checkpoint_stop(settings.checkpoint, workload.m)
-    threads: Counter[int] = Counter()
+    found: Counter[int] = Counter()
     for j, device in zip(range(workload.n), settings.devices or range(workload.n), strict=True):
         works = [workload.task(i, j) for i in range(workload.m)]
-        passes = [work.forward.launches + work.backward.launches for work in works]
-        threads[device] += sum(passes) + sum(work.recompute.launches for work in works[:recomputed] if work.learns)
-    return threads, sum(kernels.launches for kernels in (workload.loss, *workload.optimizer))
+        kernels = [each for work in works for each in (work.forward, work.backward)]
+        kernels += [work.recompute for work in works[:recomputed] if work.learns]
+        found[device] += sum(getattr(each, what) for each in kernels)
+    return found, sum(getattr(each, what) for each in (workload.loss, *workload.optimizer))
 
 
 def _out_of_memory(

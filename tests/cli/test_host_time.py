@@ -9,6 +9,7 @@ import pytest
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli import main
+from gpipe_bench.cli.options import HOST_BOUND
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.simulator.hardware.profile import load_profile
 from tests.bench.cells_of import in_file
@@ -49,7 +50,8 @@ def test_a_cell_has_it_in_its_key_only_where_it_is_said(kind):
 def test_all_cells_of_a_file_have_it(call, tmp_path):
     out = tmp_path / "out.json"
     cells = [SimulatedCell(**TINY, chunks=chunks, partitions=1, balance="17", profile="h200") for chunks in (1, 2)]
-    assert call("simulate", *in_file(tmp_path, *cells), "--launch-us", 39.5, "--out", out)[0] == 0
+    status, words, _ = call("simulate", *in_file(tmp_path, *cells), "--launch-us", 39.5, "--out", out)
+    assert (status, "with 2 simulated cells, 2 of them bound by the host" in words) == (0, True)
     found = json.loads(out.read_text())
     assert [one["cell"] for one in found] == [cell.changed(launch_us=39.5).id for cell in cells]
 
@@ -82,7 +84,9 @@ SCHEDULE = ("gpipe", "--model", "gpt2", "--model-args", "L=1;D=8;heads=2;vocabul
 
 
 def test_a_step_of_a_schedule_has_it(call):
-    assert call("schedule", "simulate", *SCHEDULE)[1].startswith(f"simulated, {SAID}: ")
+    words = call("schedule", "simulate", *SCHEDULE)[1]
+    assert words.startswith(f"simulated, {SAID}: ")
+    assert HOST_BOUND in words
 
 
 @pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
@@ -94,4 +98,6 @@ def test_an_emulation_has_it(tmp_path):
     script, trace = ROOT / "examples" / "emulated" / "planted_race.py", tmp_path / "trace.json"
     run = command(["emulate", script, "--devices", 2, "--launch-us", 39.5, "--trace", trace], ROOT)
     assert f"(h100), {SAID}; values are not computed\n" in run.stdout
+    assert HOST_BOUND not in run.stdout
+    assert HOST_BOUND in command(["emulate", script, "--devices", 2, "--launch-us", 1000], ROOT).stdout
     assert json.loads(trace.read_text())["otherData"]["launch_us"] == 39.5

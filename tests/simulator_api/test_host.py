@@ -51,6 +51,13 @@ def test_partitions_of_one_device_have_one_thread():
     assert step.step_time_ms == pipeline((0, 0), 2).step_time_ms
 
 
+def test_a_pipeline_waits_for_the_host_whatever_its_bubble():
+    step = pipeline((0, 1), 0.01)
+    assert step.host_fraction < 0.95
+    assert step.host_fraction > step.kernel_fraction
+    assert step.bound_by_host
+
+
 def test_large_layers_do_not():
     assert not step(8192).bound_by_host
     assert 0 < step(8192).host_fraction < 0.95

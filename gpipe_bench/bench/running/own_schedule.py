@@ -127,10 +127,12 @@ class OwnRun:
     Attributes:
         evidence: ``simulated``, ``emulated`` or ``measured``.
         events: of its tasks.
+        bound_by_host: whether the devices wait for the host, as far as is known.
     """
 
     evidence: str
     events: Sequence[TimelineEvent]
+    bound_by_host: bool = False
 
     @property
     def times(self) -> dict[Action, tuple[float, float]]:
@@ -154,4 +156,4 @@ class OwnRun:
 def _of_simulation(step: Simulation) -> OwnRun:
     if step.status != "ok":
         raise ConfigError([f"the step must fit the memory, got {step.reason}"])
-    return OwnRun(step.evidence, step.events)
+    return OwnRun(step.evidence, step.events, step.bound_by_host)

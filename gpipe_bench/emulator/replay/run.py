@@ -72,12 +72,12 @@ class Replayed:
         """When all that came before each mark had ended, in nanoseconds."""
         return [self.end_ns[place] for place in _places(self.trace, _MARK)]
 
-    def launches(self, first: int, last: int) -> Counter[int]:
-        """Launches for each device, by rows from ``first`` to before ``last``."""
+    def sums(self, what: str, first: int = 0, last: int | None = None) -> Counter[int]:
+        """``launches``, or ``duration_ns`` of kernels, for each device, by rows from ``first`` to before ``last``."""
         found: Counter[int] = Counter()
-        devices, counts = (_column(self.trace, name)[first:last] for name in ("device", "launches"))
+        devices, counts = (_column(self.trace, name)[first:last] for name in ("device", what))
         for device, count in zip(devices, counts, strict=True):
-            found[device] += count
+            found[device] += max(0, count)
         return found
 
 

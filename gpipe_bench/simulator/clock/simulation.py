@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 GIB: Final = 2**30
 
 # Share of a step; launches that take longer leave the devices idle.
-_HOST_BOUND: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,9 @@ class Simulation:
         peak_reserved_gib: likewise.
         settings: columns of the row that describe model, pipeline and settings.
         host_fraction: share of the step in which the host launches: the busiest thread, or all threads where they share
-            an interpreter lock; see :attr:`bound_by_host`. None where it is not known.
+            an interpreter lock. None where it is not known.
+        kernel_fraction: share of the step that the kernels of the busiest device take, one right after the other; None
+            likewise. Where the host launches for longer than that, the step is bound by the host.
     """
 
     evidence: ClassVar[str] = "simulated"
@@ -130,11 +131,12 @@ class Simulation:
     peak_reserved_gib: float | None = None
     settings: dict[str, Any]
     host_fraction: float | None = None
+    kernel_fraction: float | None = None
 
     @property
     def bound_by_host(self) -> bool:
         """Whether the devices wait for the host, so that faster ones would not help."""
-        return self.host_fraction is not None and self.host_fraction > _HOST_BOUND
+        return (self.host_fraction or 0.0) > (self.kernel_fraction or 0.0)
 
     @property
     def utilization_fraction(self) -> float | None:
