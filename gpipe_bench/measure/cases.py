@@ -156,8 +156,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=0.1)
 
 
-def _layer_norm(data: Tensor) -> Tensor:
-    return functional.layer_norm(data, data.shape[1:])
+def _layer_norm(data: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return functional.layer_norm(data, data.shape[1:], scale, shift)
 
 
 def _average(data: Tensor) -> Tensor:
@@ -198,8 +198,8 @@ def _by_bytes_or_elements() -> Iterator[Case]:
     yield from _pair("max pool 2x2", ("max_pool", "max_pool_backward"), _maximum, _planes(64, 192))
     norms, planes = ("cudnn_norm", "norm_backward"), _with_weights(_planes(64, 192))
     yield from _pair("batch norm of 64 channels", norms, _norm, planes, wanted=(0, 1, 2))
-    layers = "layer_norm", "layer_norm_backward"
-    yield from _pair("layer norm of rows of 1024", layers, _layer_norm, _rows(65536, 1024))
+    layers, rows = ("layer_norm", "layer_norm_backward"), _with_weights(_rows(65536, 1024))
+    yield from _pair("layer norm of rows of 1024", layers, _layer_norm, rows, wanted=(0, 1, 2))
 
 
 def _by_products() -> Iterator[Case]:

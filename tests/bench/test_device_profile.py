@@ -14,7 +14,7 @@ from gpipe_bench.bench.running import device_profile
 from gpipe_bench.bench.running.device_profile import REPEATS, measure_profile
 from gpipe_bench.cli import application
 from gpipe_bench.measure import queued
-from gpipe_bench.measure.cases import CASES, Case
+from gpipe_bench.measure.cases import CASES, Bench, Case
 from gpipe_bench.simulator.api import Model, simulate
 from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant
 from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile
@@ -58,6 +58,12 @@ def test_a_case_that_does_not_run_is_said_and_its_constant_stays_assumed(measure
 def test_an_unknown_device_has_the_peaks_that_it_reached(measured):
     assert set(measured.profile.peak_tflops) == {"float32", "float64"}
     assert set(measured.profile.matrix_tflops) == {"float16", "bfloat16", "tensorfloat32"}
+
+
+@pytest.mark.parametrize("constant", ["norm_backward", "layer_norm_backward"])
+def test_the_backward_pass_of_a_norm_gives_the_gradients_of_its_weights(constant):
+    (case,) = (case for case in CASES if case.constants == (constant,))
+    assert len(case.prepare(Bench(torch.device("cpu"), shrink=4096))()) == 3
 
 
 class SleepingDevice:
