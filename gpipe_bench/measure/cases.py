@@ -238,18 +238,22 @@ CASES: Final[Sequence[Case]] = (*_by_bytes_or_elements(), *_by_products())
 """All of them; each constant of a kind of kernel is told by one or more."""
 
 
-def peak_cases(bench: Bench) -> dict[str, tuple[int, Run]]:
-    """Large products of each type, for a device whose peaks nobody knows: FLOPs, and what runs it once."""
+def peak_cases(bench: Bench) -> dict[str, tuple[int, Callable[[Bench], Run]]]:
+    """Large products of each type, for a device whose peaks nobody knows: FLOPs, and what prepares it."""
     # Smaller ones spend their time on the way to the product.
     edge = max(256, bench.part(4096))
 
-    def product(dtype: torch.dtype) -> Run:
-        return _forward(torch.matmul, lambda b: [b.tensor(edge, edge, dtype=dtype) for _ in range(2)])(bench)
+    def squares(dtype: torch.dtype) -> Callable[[Bench], list[Tensor]]:
+        return lambda bench: [bench.tensor(edge, edge, dtype=dtype) for _ in range(2)]
+
+    def channels_last(bench: Bench) -> list[Tensor]:
+        operands = bench.tensor(1, edge, 64, 64), bench.tensor(edge, edge, 1, 1)
+        return [operand.to(memory_format=torch.channels_last) for operand in operands]
 
     types = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    found = {str(dtype).removeprefix("torch."): (2 * edge**3, product(dtype)) for dtype in types}
+    found = {
+        str(dtype).removeprefix("torch."): (2 * edge**3, _forward(torch.matmul, squares(dtype))) for dtype in types
+    }
     # Convolutions in float32 may use TF32, and with their channels last one of 1x1 is a product.
-    image = bench.tensor(1, edge, 64, 64).to(memory_format=torch.channels_last)
-    filters = bench.tensor(edge, edge, 1, 1).to(memory_format=torch.channels_last)
-    found["tensorfloat32"] = 2 * edge**2 * 64 * 64, _forward(_convolve, lambda _: [image, filters])(bench)
+    found["tensorfloat32"] = 2 * edge**2 * 64 * 64, _forward(_convolve, channels_last)
     return found
