@@ -1,7 +1,7 @@
 """The cases that tell what a device does in a second: small programs, each bound by one kind of kernel.
 
 Sizes are those of the models of the suite, in the type in which the kind's own rate shows: in bfloat16 where float32
-would be bound by bytes. A CPU rehearses with a small part of each.
+would be bound by bytes, or in float16 on GPUs that have no bfloat16. A CPU rehearses with a small part of each.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ class Bench:
     Attributes:
         device: of all tensors; on ``meta`` a case can be traced.
         shrink: its extents are divided by so much.
+        half: the type of tensors that are in bfloat16 by default; float16 where the device is too old for that.
     """
 
     device: torch.device
     shrink: int = 1
+    half: torch.dtype = _HALF
 
     def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor of random numbers."""
-        return torch.randn(*shape, device=self.device).to(dtype)
+        return torch.randn(*shape, device=self.device).to(self.half if dtype == _HALF else dtype)
 
     def part(self, extent: int) -> int:
         """An extent that may shrink."""
@@ -250,10 +252,11 @@ def peak_cases(bench: Bench) -> dict[str, tuple[int, Callable[[Bench], Run]]]:
         operands = bench.tensor(1, edge, 64, 64), bench.tensor(edge, edge, 1, 1)
         return [operand.to(memory_format=torch.channels_last) for operand in operands]
 
-    types = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    types = dict.fromkeys((torch.float32, torch.float64, torch.float16, bench.half))
     found = {
         str(dtype).removeprefix("torch."): (2 * edge**3, _forward(torch.matmul, squares(dtype))) for dtype in types
     }
-    # Convolutions in float32 may use TF32, and with their channels last one of 1x1 is a product.
-    found["tensorfloat32"] = 2 * edge**2 * 64 * 64, _forward(_convolve, channels_last)
+    if bench.half == _HALF:  # GPUs that compute in bfloat16 have TF32, too
+        # Convolutions in float32 may use it, and with their channels last one of 1x1 is a product.
+        found["tensorfloat32"] = 2 * edge**2 * 64 * 64, _forward(_convolve, channels_last)
     return found

@@ -113,6 +113,12 @@ def test_without_any_peak_or_bandwidth_there_is_no_profile(monkeypatch):
         quick(monkeypatch, device_seconds=failing)
 
 
+@pytest.mark.parametrize(("capability", "half"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
+def test_halves_are_of_the_type_that_the_device_is_made_for(monkeypatch, capability, half):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert device_profile._half(torch.device("cuda", 0)) == half
+
+
 @pytest.mark.parametrize("constant", ["norm_backward", "layer_norm_backward"])
 def test_the_backward_pass_of_a_norm_gives_the_gradients_of_its_weights(constant):
     (case,) = (case for case in CASES if case.constants == (constant,))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean, median
 from typing import Any, Final
@@ -38,6 +38,7 @@ _US_PER_S: Final = 1e6
 _UNSTEADY: Final = 0.3
 # What a constant is taken for until it is measured, or where no case tells it.
 _ASSUMED: Final = "h100"
+_AMPERE: Final = (8, 0)  # the first compute capability with TF32 and with bfloat16 that is fast
 _STREAMS: Final = [case.name for case in CASES if "memory" in case.constants]
 _SPEEDS: Final = ("peak_tflops", "matrix_tflops", "bandwidth_gb_per_s")
 
@@ -85,7 +86,7 @@ def measure_profile(device: str, name: str, *, shrink: int = 0, cases: Sequence[
         ConfigError: neither a data sheet nor a measurement says how fast the device is.
     """
     (target,) = distinct_devices([device])
-    bench = Bench(target, shrink or (_CPU_SHRINK if target.type == "cpu" else 1))
+    bench = Bench(target, shrink or (_CPU_SHRINK if target.type == "cpu" else 1), _half(target))
     failures: dict[str, str] = {}
     timed = dict(_timed(cases, bench, failures))
     profile, told = _hardware(bench, list(timed.values()), name, failures), set[str]()
@@ -101,9 +102,15 @@ def measure_profile(device: str, name: str, *, shrink: int = 0, cases: Sequence[
     return MeasuredProfile(profile, errors, failures)
 
 
+def _half(device: torch.device) -> torch.dtype:
+    """The type of two bytes in which the device is measured."""
+    old = device.type != "cpu" and torch.cuda.get_device_capability(device) < _AMPERE
+    return torch.float16 if old else torch.bfloat16
+
+
 def _timed(cases: Sequence[Case], bench: Bench, failures: dict[str, str]) -> Iterator[tuple[Case, TimedProgram]]:
     for case in cases:
-        kernels = traced(partial(case.prepare, Bench(_META, bench.shrink)))
+        kernels = traced(partial(case.prepare, replace(bench, device=_META)))
         with _noted(failures, case.name):
             with _convolutions(tf32=case.tf32):
                 seconds = device_seconds(case.prepare(bench), bench.device, REPEATS)

@@ -62,6 +62,7 @@ def h200(monkeypatch):
         torch_of_cuda = {
             "_sleep": sleep,
             "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=132),
+            "get_device_capability": lambda _: (9, 0),
             "mem_get_info": lambda _: (120 * GIB, 140 * GIB),
             "memory_reserved": lambda _: 19 * GIB,
         }
