@@ -94,6 +94,16 @@ def test_constants_of_the_host_that_cannot_be_measured_are_assumed_and_named(mon
     assert "lock" not in found.profile.kernels
 
 
+@pytest.mark.parametrize("hidden", [(), ("memory",)])
+def test_shares_are_measured_if_all_constants_are_that_they_come_from(hidden):
+    constants = {
+        name: Constant(value=constant.value, origin="assumed" if name in hidden else "measured")
+        for name, constant in H100.kernels.items()
+    }
+    profile = device_profile._profile(H100.settings, constants)
+    assert profile.efficiency.origin == ("assumed" if hidden else "measured")
+
+
 def peaks_without(monkeypatch, dtype):
     peaks = {name: (1, failing if name == dtype else lambda _: None) for name in ("float32", "float64", "bfloat16")}
     return quick(monkeypatch, peak_cases=lambda _: peaks)

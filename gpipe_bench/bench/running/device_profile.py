@@ -206,15 +206,17 @@ def _hardware(bench: Bench, programs: Sequence[TimedProgram], name: str, failure
 def _profile(settings: Mapping[str, Any], constants: Mapping[str, Constant]) -> Profile:
     """The profile, where kernels without constants follow those that have some."""
     values = {name: constant.value for name, constant in constants.items()}
-    shares = {
-        "conv3x3_stride1": values["convolution_float32"],
-        "other_conv_matmul": values["convolution_float32"],
-        "matmul": values["product_float32"],
-        "memory_bound": values["memory"],
-        "origin": "measured",
+    sources = {
+        "conv3x3_stride1": "convolution_float32",
+        "other_conv_matmul": "convolution_float32",
+        "matmul": "product_float32",
+        "memory_bound": "memory",
     }
+    measured = all(constants[name].origin == "measured" for name in sources.values())
+    shares = {name: values[constant] for name, constant in sources.items()}
+    efficiency = {**shares, "origin": "measured" if measured else "assumed"}
     floors = {"kernel_floor_us": values["start_us"], "launch_us": values["launch_us"]}
-    return Profile(**{**settings, **floors, "efficiency": shares, "kernels": dict(constants)})
+    return Profile(**{**settings, **floors, "efficiency": efficiency, "kernels": dict(constants)})
 
 
 def _links(
