@@ -104,6 +104,22 @@ def test_shares_are_measured_if_all_constants_are_that_they_come_from(hidden):
     assert profile.efficiency.origin == ("assumed" if hidden else "measured")
 
 
+@pytest.mark.parametrize(
+    ("model", "memory_gib", "multiprocessors", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.2, 132, "h100"),
+        ("Tesla P40", 22.4, 30, "p40"),
+        ("NVIDIA H100 PCIe", 79.2, 114, None),
+        ("NVIDIA H100 NVL", 93.1, 132, None),
+        ("NVIDIA A100-SXM4-40GB", 39.4, 108, None),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 39.3, 60, None),
+    ],
+)
+def test_a_data_sheet_is_that_of_the_very_device(model, memory_gib, multiprocessors, profile):
+    found = device_profile._with_data_sheet(model, memory_gib, multiprocessors)
+    assert (found and found.name) == profile
+
+
 def peaks_without(monkeypatch, dtype):
     peaks = {name: (1, failing if name == dtype else lambda _: None) for name in ("float32", "float64", "bfloat16")}
     return quick(monkeypatch, peak_cases=lambda _: peaks)

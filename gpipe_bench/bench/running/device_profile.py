@@ -36,6 +36,7 @@ _CPU_SHRINK: Final = 64
 _GIB: Final = 2**30
 _US_PER_S: Final = 1e6
 _UNSTEADY: Final = 0.3
+_SAME_MEMORY: Final = 0.05
 # What a constant is taken for until it is measured, or where no case tells it.
 _ASSUMED: Final = "h100"
 _AMPERE: Final = (8, 0)  # the first compute capability with TF32 and with bfloat16 that is fast
@@ -73,8 +74,9 @@ class MeasuredProfile:
 def measure_profile(device: str, name: str, *, shrink: int = 0, cases: Sequence[Case] = CASES) -> MeasuredProfile:
     """Measure a device, in about half a minute.
 
-    Peaks and bandwidth are those of the data sheet where the package has a profile of such a device; else those of
-    large products and of a large tensor, so that shares are shares of these.
+    Peaks and bandwidth are those of the data sheet where the package has a profile of such a device, with as much
+    memory and as many multiprocessors. Else they are those of large products and of a large tensor, so that shares are
+    shares of these.
 
     Args:
         device: ``cuda``, or ``cpu`` to rehearse.
@@ -163,14 +165,13 @@ def _constant(samples: Sequence[float]) -> Constant:
 
 def _hardware(bench: Bench, programs: Sequence[TimedProgram], name: str, failures: dict[str, str]) -> Profile:
     """All that is no constant of a kind of kernels; these are assumed ones."""
-    device, facts = bench.device, environment_facts([bench.device])
-    model = device_name(device)
-    known = known_profile(model)
+    device, facts, memory = bench.device, environment_facts([bench.device]), _memory(bench.device)
+    model, multiprocessors = device_name(device), _multiprocessors(device)
+    known = _with_data_sheet(model, memory["memory_gib"], multiprocessors)
     assumed = known if known is not None and known.kernels else load_profile(_ASSUMED)
     constants = {key: Constant(value=value, origin="assumed") for key, value in assumed.constants.items()}
-    if device.type != "cpu":
-        count = torch.cuda.get_device_properties(device).multi_processor_count
-        constants["multiprocessors"] = Constant(value=count, origin="data sheet")
+    if multiprocessors is not None:
+        constants["multiprocessors"] = Constant(value=multiprocessors, origin="data sheet")
     links, about = _links(device, assumed, failures)
     between = "within" if "within" in links else "host"
     here = f"measured on {model}, PyTorch {facts['torch']}, CUDA {facts['cuda'] or 'none'}, {facts['started_utc']}"
@@ -178,7 +179,7 @@ def _hardware(bench: Bench, programs: Sequence[TimedProgram], name: str, failure
     return _profile(
         {
             **_speeds(known, bench, programs, failures),
-            **_memory(device),
+            **memory,
             "name": name,
             "device": model,
             "winograd": False,
@@ -219,6 +220,14 @@ def _profile(settings: Mapping[str, Any], constants: Mapping[str, Constant]) -> 
     return Profile(**{**settings, **floors, "efficiency": efficiency, "kernels": dict(constants)})
 
 
+def _with_data_sheet(model: str, memory_gib: float, multiprocessors: int | None) -> Profile | None:
+    """The profile of the package for this device; its other forms, and its slices, have the name but other rates."""
+    known = known_profile(model)
+    if known is None or abs(memory_gib / known.memory_gib - 1) > _SAME_MEMORY:
+        return None
+    return known if known.constants.get("multiprocessors", multiprocessors) == multiprocessors else None
+
+
 def _links(
     device: torch.device, assumed: Profile, failures: dict[str, str]
 ) -> tuple[dict[str, Mapping[str, float]], list[str]]:
@@ -255,6 +264,13 @@ def _speeds(
     rates = [sum(part.bytes for one in row.kernels for part in one.parts or ()) / min(row.seconds) for row in streams]
     ordinary = {dtype: peaks.pop(dtype) for dtype in ("float32", "float64") if dtype in peaks}
     return {"peak_tflops": ordinary, "matrix_tflops": peaks, "bandwidth_gb_per_s": max(rates) / 1e9}
+
+
+def _multiprocessors(device: torch.device) -> int | None:
+    if device.type == "cpu":
+        return None
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 def _memory(device: torch.device) -> dict[str, float]:

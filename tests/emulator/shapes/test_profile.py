@@ -80,8 +80,8 @@ def values(profile):
 
 
 def test_every_constant_is_found_again(h200, monkeypatch):
-    slower = with_constants(H200, {name: 0.6 * value for name, value in values(H200).items()})
-    monkeypatch.setattr(device_profile, "known_profile", lambda _: slower)
+    slower = {name: 0.6 * value for name, value in values(H200).items() if name != "multiprocessors"}
+    monkeypatch.setattr(device_profile, "known_profile", lambda _: with_constants(H200, slower))
     found = device_profile.measure_profile("virtual:0", "mine")
     assert found.failures == {}
     # What is assumed before counts a little.
