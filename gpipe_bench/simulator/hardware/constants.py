@@ -2,7 +2,7 @@
 
     t = start + max(bytes / (share of the bandwidth), FLOPs / (share of the peak), elements / rate)
 
-Each constant follows from one case that is measured apart, in a second, on any GPU. See
+Each constant follows from cases that are measured apart, in a second, on any GPU. See
 :mod:`gpipe_bench.simulator.workloads.law` for how they are put together.
 """
 
@@ -47,7 +47,7 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
     "plane_ns": Fact("ns", "each channel, or plane of an instance norm", "instance norm of 6x6 planes"),
     "layer_norm": Fact("G/s", "elements", "layer norm of rows of 1024"),
     "layer_norm_backward": Fact("G/s", "elements", "the same, backward"),
-    "column_sum": Fact("G/s", "elements, in matrices of 512 columns or more", "sum over 8192 rows of 3072"),
+    "column_sum": Fact("G/s", "elements, in matrices of 512 columns or more", "sum over 32768 rows of 3072"),
     "product_float32": Fact("share", "of the peak", "8192x1280 by 1280x5120 in float32"),
     "product_half": Fact("share", "of the peak", "the same in bfloat16"),
     "product_unaligned": Fact("share", "of the peak: rows of no multiple of 16 bytes", "8192x768 by 768x50257"),
@@ -55,12 +55,12 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
     "attention_half": Fact("share", "likewise", "the same in bfloat16"),
     "attention_backward_float32": Fact("share", "likewise", "the same, backward"),
     "attention_backward_half": Fact("share", "likewise", "the same, backward in bfloat16"),
-    "convolution_float32": Fact("share", "of the peak", "3x3 convolution of 256 channels, 48x48"),
+    "convolution_float32": Fact("share", "of the peak", "four convolutions, 3x3 and 1x1"),
     "convolution_half": Fact("share", "of the peak", "the same in bfloat16"),
-    "weight_gradient_float32": Fact("share", "of the peak", "its gradient of the weights"),
+    "weight_gradient_float32": Fact("share", "of the peak", "their gradients of the weights"),
     "weight_gradient_half": Fact("share", "of the peak", "the same in bfloat16"),
     "convolution_no_tf32": Fact("share", "of the peak of the ordinary units", "both sizes in float32 without TF32"),
-    "transposes": Fact("G/s", "elements: channels that are not last", "the same of 64 channels, 192x192"),
+    "transposes": Fact("G/s", "elements: channels that are not last", "all of these convolutions together"),
     "depthwise": Fact("share", "of the peak of the ordinary units", "7x7 depthwise convolution"),
     "depthwise_backward": Fact("share", "likewise", "the same, backward"),
 }
