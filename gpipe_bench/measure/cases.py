@@ -1,7 +1,7 @@
 """The cases that tell what a device does in a second: small programs, each bound by one kind of kernel.
 
 Sizes are those of the models of the suite, in the type in which the kind's own rate shows: in bfloat16 where float32
-would be bound by bytes. A CPU rehearses with a small part of each.
+would be bound by bytes, or in float16 on GPUs that have no bfloat16. A CPU rehearses with a small part of each.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ class Bench:
     Attributes:
         device: of all tensors; on ``meta`` a case can be traced.
         shrink: its extents are divided by so much.
+        half: the type of tensors that are in bfloat16 by default; float16 where the device is too old for that.
     """
 
     device: torch.device
     shrink: int = 1
+    half: torch.dtype = _HALF
 
     def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor of random numbers."""
-        return torch.randn(*shape, device=self.device).to(dtype)
+        return torch.randn(*shape, device=self.device).to(self.half if dtype == _HALF else dtype)
 
     def part(self, extent: int) -> int:
         """An extent that may shrink."""
@@ -156,8 +158,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=0.1)
 
 
-def _layer_norm(data: Tensor) -> Tensor:
-    return functional.layer_norm(data, data.shape[1:])
+def _layer_norm(data: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return functional.layer_norm(data, data.shape[1:], scale, shift)
 
 
 def _average(data: Tensor) -> Tensor:
@@ -198,8 +200,8 @@ def _by_bytes_or_elements() -> Iterator[Case]:
     yield from _pair("max pool 2x2", ("max_pool", "max_pool_backward"), _maximum, _planes(64, 192))
     norms, planes = ("cudnn_norm", "norm_backward"), _with_weights(_planes(64, 192))
     yield from _pair("batch norm of 64 channels", norms, _norm, planes, wanted=(0, 1, 2))
-    layers = "layer_norm", "layer_norm_backward"
-    yield from _pair("layer norm of rows of 1024", layers, _layer_norm, _rows(65536, 1024))
+    layers, rows = ("layer_norm", "layer_norm_backward"), _with_weights(_rows(65536, 1024))
+    yield from _pair("layer norm of rows of 1024", layers, _layer_norm, rows, wanted=(0, 1, 2))
 
 
 def _by_products() -> Iterator[Case]:
@@ -238,18 +240,23 @@ CASES: Final[Sequence[Case]] = (*_by_bytes_or_elements(), *_by_products())
 """All of them; each constant of a kind of kernel is told by one or more."""
 
 
-def peak_cases(bench: Bench) -> dict[str, tuple[int, Run]]:
-    """Large products of each type, for a device whose peaks nobody knows: FLOPs, and what runs it once."""
+def peak_cases(bench: Bench) -> dict[str, tuple[int, Callable[[Bench], Run]]]:
+    """Large products of each type, for a device whose peaks nobody knows: FLOPs, and what prepares it."""
     # Smaller ones spend their time on the way to the product.
     edge = max(256, bench.part(4096))
 
-    def product(dtype: torch.dtype) -> Run:
-        return _forward(torch.matmul, lambda b: [b.tensor(edge, edge, dtype=dtype) for _ in range(2)])(bench)
+    def squares(dtype: torch.dtype) -> Callable[[Bench], list[Tensor]]:
+        return lambda bench: [bench.tensor(edge, edge, dtype=dtype) for _ in range(2)]
 
-    types = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    found = {str(dtype).removeprefix("torch."): (2 * edge**3, product(dtype)) for dtype in types}
-    # Convolutions in float32 may use TF32, and with their channels last one of 1x1 is a product.
-    image = bench.tensor(1, edge, 64, 64).to(memory_format=torch.channels_last)
-    filters = bench.tensor(edge, edge, 1, 1).to(memory_format=torch.channels_last)
-    found["tensorfloat32"] = 2 * edge**2 * 64 * 64, _forward(_convolve, lambda _: [image, filters])(bench)
+    def channels_last(bench: Bench) -> list[Tensor]:
+        operands = bench.tensor(1, edge, 64, 64), bench.tensor(edge, edge, 1, 1)
+        return [operand.to(memory_format=torch.channels_last) for operand in operands]
+
+    types = dict.fromkeys((torch.float32, torch.float64, torch.float16, bench.half))
+    found = {
+        str(dtype).removeprefix("torch."): (2 * edge**3, _forward(torch.matmul, squares(dtype))) for dtype in types
+    }
+    if bench.half == _HALF:  # GPUs that compute in bfloat16 have TF32, too
+        # Convolutions in float32 may use it, and with their channels last one of 1x1 is a product.
+        found["tensorfloat32"] = 2 * edge**2 * 64 * 64, _forward(_convolve, channels_last)
     return found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from threading import Barrier, Thread
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from threading import Barrier, BrokenBarrierError
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Final
@@ -86,28 +86,30 @@ def _slowdown(device: torch.device) -> float:
 def _seconds_each(device: torch.device, threads: int) -> float:
     """Seconds over passes, of threads that each run the same number."""
     make, shape = TINY["transformer"]
-    barrier, ends = Barrier(threads + 1), [0.0] * threads
+    barrier = Barrier(threads)
 
-    def launch(place: int, net: nn.Sequential, data: Tensor) -> None:
-        with torch.no_grad(), _stream(device):
-            net(data)
-            barrier.wait()
-            for _ in range(_PASSES):
+    def launch(net: nn.Sequential, data: Tensor) -> tuple[float, float]:
+        """When it starts and ends."""
+        try:
+            with torch.no_grad(), _stream(device):
                 net(data)
-            ends[place] = perf_counter()
+                # Where one of them fails, the others do not wait for it.
+                with suppress(BrokenBarrierError):
+                    barrier.wait()
+                start = perf_counter()
+                for _ in range(_PASSES):
+                    net(data)
+                return start, perf_counter()
+        except BaseException:
+            barrier.abort()
+            raise
 
-    nets: Sequence[tuple[nn.Sequential, Tensor]] = [
-        (make().to(device), torch.randn(shape, device=device)) for _ in range(threads)
-    ]
-    running = [Thread(target=partial(launch, place, *net)) for place, net in enumerate(nets)]
-    for thread in running:
-        thread.start()
-    barrier.wait()
-    start = perf_counter()
-    for thread in running:
-        thread.join()
+    nets = [(make().to(device), torch.randn(shape, device=device)) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(launch, *net) for net in nets]
+    spans = [thread.result() for thread in running]
     synchronize([device])
-    return (max(ends) - start) / threads
+    return (max(end for _, end in spans) - min(start for start, _ in spans)) / threads
 
 
 def _stream(device: torch.device) -> AbstractContextManager[Any]:

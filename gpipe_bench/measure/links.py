@@ -10,16 +10,18 @@ import torch
 
 from gpipe_bench.measure.queued import device_seconds
 
+Way = tuple[torch.device, torch.device]
+
 _BYTES: Final = (2**20, 2**26)  # the first shows the latency of a copy, the second the bandwidth of the link
 _GIGA: Final = 1e9
 _US_PER_S: Final = 1e6
 
 
-def measured_links(device: torch.device, repeats: int) -> Mapping[str, tuple[float, float]]:
-    """10^9 bytes per second and microseconds of an empty transfer: ``host``, and ``within`` if there is a neighbour."""
+def ways(device: torch.device) -> Mapping[str, Sequence[Way]]:
+    """From where to where each link copies: ``host``, and ``within`` if there is a neighbour."""
     host, others = torch.device("cpu"), _others(device)
-    ways = {"host": [(host, device), (device, host)], "within": [(device, other) for other in others[:1]]}
-    return {name: _link(ends, device, repeats) for name, ends in ways.items() if ends}
+    found = {"host": [(host, device), (device, host)], "within": [(device, other) for other in others[:1]]}
+    return {name: ends for name, ends in found.items() if ends}
 
 
 def _others(device: torch.device) -> list[torch.device]:
@@ -29,10 +31,10 @@ def _others(device: torch.device) -> list[torch.device]:
     return [torch.device(device.type, index) for index in range(count) if index != device.index]
 
 
-def _link(ways: Sequence[tuple[torch.device, torch.device]], device: torch.device, repeats: int) -> tuple[float, float]:
-    """The slower of its ways."""
+def link_rate(link: Sequence[Way], device: torch.device, repeats: int) -> tuple[float, float]:
+    """10^9 bytes per second and microseconds of an empty transfer, by the slower of its ways."""
     small, large = (
-        max(median(device_seconds(_copy(*way, nbytes), device, repeats)) for way in ways) for nbytes in _BYTES
+        max(median(device_seconds(_copy(*way, nbytes), device, repeats)) for way in link) for nbytes in _BYTES
     )
     # No latency is half of the time of a large copy: on a CPU the small one may have been held up.
     rate = (_BYTES[1] - _BYTES[0]) / max(large - small, large / 2)

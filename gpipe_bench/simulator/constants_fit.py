@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from scipy.optimize import least_squares
 
-from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant
+from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant, largest
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
 from gpipe_bench.simulator.tracing.recorder import Recorder
@@ -107,7 +107,7 @@ class _Fit:
             errors = [log(row.law_s(profile) / time) for row, time in zip(self._programs, seconds, strict=True)]
             return [*errors, *(_PRIOR * (value - first) for value, first in zip(logs, centre, strict=True))]
 
-        most = [1e-9 if CONSTANTS[name].unit == "share" else np.inf for name in self.before]
+        most = np.log([largest(name) for name in self.before]) + 1e-9
         found = least_squares(residuals, np.minimum(start, np.subtract(most, 1e-6)), bounds=(-np.inf, most))
         effects = np.abs(found.jac[: len(self._programs)]).max(axis=0)
         return found.x.tolist(), (effects > _TOLD).tolist()
@@ -115,8 +115,7 @@ class _Fit:
 
 def with_constants(profile: Profile, values: Mapping[str, float]) -> Profile:
     """The profile with other values of some constants."""
-    changed = {name: Constant(value=min(value, 1) if CONSTANTS[name].unit == "share" else value, origin="assumed")
-               for name, value in values.items()}  # fmt: skip
+    changed = {name: Constant(value=min(value, largest(name)), origin="assumed") for name, value in values.items()}
     return Profile(**{**profile.settings, "kernels": {**(profile.kernels or {}), **changed}})
 
 

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from gpipe_bench.bench.running import device_profile
 from gpipe_bench.bench.running.device_profile import REPEATS, measure_profile
 from gpipe_bench.cli import application
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure import queued
-from gpipe_bench.measure.cases import CASES, Case
+from gpipe_bench.measure.cases import CASES, Bench, Case
 from gpipe_bench.simulator.api import Model, simulate
 from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant
 from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile
@@ -58,6 +59,96 @@ def test_a_case_that_does_not_run_is_said_and_its_constant_stays_assumed(measure
 def test_an_unknown_device_has_the_peaks_that_it_reached(measured):
     assert set(measured.profile.peak_tflops) == {"float32", "float64"}
     assert set(measured.profile.matrix_tflops) == {"float16", "bfloat16", "tensorfloat32"}
+
+
+MEMORY = [case for case in CASES if "memory" in case.constants]
+H100 = load_profile("h100")
+
+
+def failing(*_):
+    raise RuntimeError("CUDA error: not here\nmore")
+
+
+def quick(monkeypatch, **parts):
+    """A device whose measurements take no time; only the case of the bandwidth runs."""
+    quickly = {"device_seconds": lambda *_: [0.1] * REPEATS, "step_seconds": lambda *_: [0.1] * REPEATS}
+    quickly |= {"thread_slowdowns": lambda *_: [1.0] * REPEATS, "link_rate": lambda *_: (1.0, 1.0)}
+    for name, part in (quickly | parts).items():
+        monkeypatch.setattr(device_profile, name, part)
+    return measure_profile("cpu", "mine", shrink=4096, cases=MEMORY)
+
+
+def test_links_that_cannot_be_measured_are_assumed_and_named(monkeypatch):
+    cpu = torch.device("cpu")
+    found = quick(monkeypatch, link_rate=failing, ways=lambda _: {key: [(cpu, cpu)] for key in ("host", "within")})
+    assert found.failures == dict.fromkeys(("link host", "link within"), "CUDA error: not here")
+    for way, link in (("host", "pcie"), ("within", "nvlink")):
+        assert found.profile.links[way].gb_per_s == H100.links[link].gb_per_s
+        assert f"{way}: assumed, {link} of profile h100" in found.profile.sources["links"]
+
+
+def test_constants_of_the_host_that_cannot_be_measured_are_assumed_and_named(monkeypatch):
+    found = quick(monkeypatch, step_seconds=failing, thread_slowdowns=failing)
+    assert found.failures == dict.fromkeys(("launch_us", "lock"), "CUDA error: not here")
+    assert found.profile.kernels["launch_us"].origin == "assumed"
+    assert "lock" not in found.profile.kernels
+
+
+@pytest.mark.parametrize("hidden", [(), ("memory",)])
+def test_shares_are_measured_if_all_constants_are_that_they_come_from(hidden):
+    constants = {
+        name: Constant(value=constant.value, origin="assumed" if name in hidden else "measured")
+        for name, constant in H100.kernels.items()
+    }
+    profile = device_profile._profile(H100.settings, constants)
+    assert profile.efficiency.origin == ("assumed" if hidden else "measured")
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_gib", "multiprocessors", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.2, 132, "h100"),
+        ("Tesla P40", 22.4, 30, "p40"),
+        ("NVIDIA H100 PCIe", 79.2, 114, None),
+        ("NVIDIA H100 NVL", 93.1, 132, None),
+        ("NVIDIA A100-SXM4-40GB", 39.4, 108, None),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 39.3, 60, None),
+    ],
+)
+def test_a_data_sheet_is_that_of_the_very_device(model, memory_gib, multiprocessors, profile):
+    found = device_profile._with_data_sheet(model, memory_gib, multiprocessors)
+    assert (found and found.name) == profile
+
+
+def peaks_without(monkeypatch, dtype):
+    peaks = {name: (1, failing if name == dtype else lambda _: None) for name in ("float32", "float64", "bfloat16")}
+    return quick(monkeypatch, peak_cases=lambda _: peaks)
+
+
+def test_a_type_whose_product_fails_has_no_peak(monkeypatch):
+    found = peaks_without(monkeypatch, "bfloat16")
+    assert set(found.profile.peak_tflops) == {"float32", "float64"}
+    assert found.profile.matrix_tflops == {}
+    assert found.failures == {"peak of bfloat16": "CUDA error: not here"}
+
+
+def test_without_any_peak_or_bandwidth_there_is_no_profile(monkeypatch):
+    with pytest.raises(ConfigError, match="got peak of float32: CUDA error: not here; free its memory"):
+        peaks_without(monkeypatch, "float32")
+    with pytest.raises(ConfigError, match="got leaky_relu of 150 MB: CUDA error: not here; peak of"):
+        quick(monkeypatch, device_seconds=failing)
+
+
+@pytest.mark.parametrize(("capability", "half"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
+def test_halves_are_of_the_type_that_the_device_is_made_for(monkeypatch, capability, half):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert device_profile._half(torch.device("cuda", 0)) == half
+
+
+@pytest.mark.parametrize("constant", ["norm_backward", "layer_norm_backward"])
+def test_the_backward_pass_of_a_norm_gives_the_gradients_of_its_weights(constant):
+    (case,) = (case for case in CASES if case.constants == (constant,))
+    assert len(case.prepare(Bench(torch.device("cpu"), shrink=4096))()) == 3
 
 
 class SleepingDevice:

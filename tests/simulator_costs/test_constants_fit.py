@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 import torch
 
-from gpipe_bench.measure.cases import CASES, Bench
+from gpipe_bench.measure.cases import CASES, Bench, peak_cases
 from gpipe_bench.simulator.constants_fit import TimedProgram, fitted_constants, traced, with_constants
-from gpipe_bench.simulator.hardware.constants import CONSTANTS
+from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant, constant_problems
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.tracing.steps import Kernel, Part
 
@@ -41,6 +41,30 @@ def test_constants_are_found_from_the_times_that_they_give(programs, factor):
     assert {name: found[name].value for name in NAMES} == pytest.approx(
         {name: truth.constants[name] for name in NAMES}, rel=0.02
     )
+
+
+@pytest.mark.parametrize("share", [1.8, 3.9])
+def test_convolutions_without_tf32_may_be_faster_than_the_peak_of_direct_ones(programs, share):
+    truth = with_constants(H100, {"convolution_no_tf32": share})
+    without = [row for row in programs if not row.tf32]
+    found = fitted_constants(timed(without, truth), ["convolution_no_tf32"], H100)
+    assert found["convolution_no_tf32"].value == pytest.approx(share, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "most"), [("convolution_no_tf32", 4), ("convolution_float32", 1)])
+def test_a_share_has_a_largest_value(name, most):
+    constants = H100.kernels | {name: Constant(value=1.01 * most, origin="assumed")}
+    assert constant_problems(constants) == [
+        f"kernels.{name} must be at most {most}, got {1.01 * most:g}; write a share, not percent"
+    ]
+    assert with_constants(H100, {name: 5}).constants[name] == most
+
+
+def test_on_old_gpus_the_cases_of_halves_run_in_float16():
+    old = replace(META, half=torch.float16)
+    kernels = [kernel for case in CASES for kernel in traced(partial(case.prepare, old))]
+    assert {kernel.dtype for kernel in kernels} == {"float32", "float16"}
+    assert set(peak_cases(old)) == {"float32", "float64", "float16"}
 
 
 def test_the_spread_is_that_of_the_repeats(programs):

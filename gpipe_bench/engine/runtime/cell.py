@@ -184,7 +184,7 @@ class Cell:
         if not edges:
             return self._inlet.spread(())
         if not self._edges:
-            self._later = WeightsLater({}, list(zip(edges, theirs, strict=True)))
+            self._later = WeightsLater([], list(zip(edges, theirs, strict=True)))
             return self._inlet.spread(())
         split = self.task.observed("backward_inputs", backward_inputs, edges, theirs, self._edges)
         if split is None:

@@ -16,15 +16,13 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware.constants import Constant, constant_problems
+from gpipe_bench.simulator.hardware.constants import DIRECT_SHARE, FAST_SHARE, Constant, constant_problems
 from gpipe_bench.simulator.hardware.machine import PROFILES, WAYS, HardwareMachine
 from gpipe_bench.util.files import is_file
 from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.yaml_text import read_yaml_file
 
 __all__ = [
-    "DIRECT_SHARE",
-    "FAST_SHARE",
     "MOST_LAUNCH_US",
     "PROFILES",
     "Efficiency",
@@ -36,13 +34,6 @@ __all__ = [
     "parse_profile",
     "profile_names",
 ]
-
-DIRECT_SHARE: Final = 1.0
-"""Largest share of a peak: no device does more than its peak."""
-
-FAST_SHARE: Final = 4.0
-"""Largest share of convolutions that Winograd's algorithm may compute: of the direct algorithm's FLOPs, which are
-counted, its usual tiles need a quarter."""
 
 _FASTEST: Final = 1e5
 """Largest rate in a profile, 10^17 FLOP or 10^14 bytes per second: what is faster was written in another unit."""

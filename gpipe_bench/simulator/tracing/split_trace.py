@@ -41,7 +41,7 @@ def _branches(nodes: Sequence[Node], end: Node) -> list[Node] | None:
     cut = find_branches(nodes, end)
     if cut is None or not all(node in cut[0] for node in nodes):
         return None
-    return list(cut[1])
+    return [node for level in cut[1] for node in level]
 
 
 def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> SplitTrace:
