@@ -220,13 +220,10 @@ def _by_products() -> Iterator[Case]:
             gradient = _backward(_convolve, operands, (1,))
             yield Case(f"{name}, weight gradient", (f"weight_gradient_{ending}", "transposes"), gradient)
     for channels, size in ((256, 48), (64, 192)):
-        name, operands = (
-            f"3x3 convolution of {channels} channels without TF32",
-            _filtered(channels, size, 3, torch.float32),
-        )
-        passes = {name: _forward(_convolve, operands), f"{name}, backward": _backward(_convolve, operands, (0, 1))}
-        for text, run in passes.items():
-            yield Case(text, ("convolution_no_tf32",), run, tf32=False)
+        name, told = f"3x3 convolution of {channels} channels without TF32", ("convolution_no_tf32",)
+        operands = _filtered(channels, size, 3, torch.float32)
+        yield Case(name, told, _forward(_convolve, operands), tf32=False)
+        yield Case(f"{name}, backward", told, _backward(_convolve, operands, (0, 1)), tf32=False)
     unaligned = _forward(torch.matmul, _matrices(8192, 768, 50257, _HALF))
     yield Case("8192x768 by 768x50257, bfloat16", ("product_unaligned",), unaligned)
 
@@ -252,10 +249,10 @@ def peak_cases(bench: Bench) -> dict[str, tuple[int, Callable[[Bench], Run]]]:
         operands = bench.tensor(1, edge, 64, 64), bench.tensor(edge, edge, 1, 1)
         return [operand.to(memory_format=torch.channels_last) for operand in operands]
 
-    types = dict.fromkeys((torch.float32, torch.float64, torch.float16, bench.half))
-    found = {
-        str(dtype).removeprefix("torch."): (2 * edge**3, _forward(torch.matmul, squares(dtype))) for dtype in types
-    }
+    # Where halves are float16, it is there twice.
+    types = (torch.float32, torch.float64, torch.float16, bench.half)
+    products = {str(dtype).removeprefix("torch."): _forward(torch.matmul, squares(dtype)) for dtype in types}
+    found = {name: (2 * edge**3, product) for name, product in products.items()}
     if bench.half == _HALF:  # GPUs that compute in bfloat16 have TF32, too
         # Convolutions in float32 may use it, and with their channels last one of 1x1 is a product.
         found["tensorfloat32"] = 2 * edge**2 * 64 * 64, _forward(_convolve, channels_last)

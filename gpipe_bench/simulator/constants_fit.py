@@ -79,9 +79,11 @@ def fitted_constants(programs: Sequence[TimedProgram], names: Sequence[str], pro
     slow = [log(value) - _SLOW * _is_rate(name) for name, value in fit.before.items()]
     found, told = fit.solve([median(program.seconds) for program in programs], slow)
     repeats = zip(*(program.seconds for program in programs), strict=True)
-    others = [fit.solve(list(seconds), found)[0] for seconds in repeats]
+    others, others_told = zip(*(fit.solve(list(seconds), found) for seconds in repeats), strict=True)
     constants = dict(profile.kernels or {})
-    for name, value, is_told, *each in zip(names, found, told, *others, strict=True):
+    # What memory hides in one repeat is not known from the others.
+    always = (all(flags) for flags in zip(told, *others_told, strict=True))
+    for name, value, is_told, *each in zip(names, found, always, *others, strict=True):
         if is_told:
             spread = (exp(max(each)) - exp(min(each))) / 2 / exp(value)
             constants[name] = Constant(value=_rounded(exp(value)), origin="measured", spread=round(spread, 4))

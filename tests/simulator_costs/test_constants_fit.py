@@ -79,3 +79,14 @@ def test_a_constant_that_bytes_hide_stays_assumed():
     quick = TimedProgram("hidden", program.kernels, [program.law_s(H100) * 0.5])
     found = fitted_constants([quick], ["heavy"], H100)
     assert found["heavy"] == H100.kernels["heavy"]
+
+
+def test_a_constant_that_bytes_hide_in_one_repeat_stays_assumed():
+    part = Part("heavy", 10**9, 10**9)
+    kernel = Kernel("op", "memory_bound", "elementwise", "float32", 1, 0, 0, 0, 0, (part,))
+    bytes_alone = Kernel("op", "memory_bound", "elementwise", "float32", 1, 0, 0, 0, 0, (part._replace(units=0),))
+    slow = TimedProgram("slow", Counter([kernel]), ()).law_s(H100)
+    fast = 0.8 * TimedProgram("fast", Counter([bytes_alone]), ()).law_s(H100)
+    steady, torn = (TimedProgram("op", Counter([kernel]), [slow, slow, last]) for last in (slow, fast))
+    assert fitted_constants([steady], ["heavy"], H100)["heavy"].origin == "measured"
+    assert fitted_constants([torn], ["heavy"], H100)["heavy"] == H100.kernels["heavy"]
