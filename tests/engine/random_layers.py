@@ -144,7 +144,7 @@ class Linear(Layer):
 
     def run(self, x: Tensor) -> Tensor:
         y = nn.functional.linear(small(x), self.w, None if self.b is None else self.b[0])
-        return torch.where(y > 0, y, -2 * y) if self.bend else y
+        return torch.where(y > 0, y, 2 * y) if self.bend else y
 
 
 class Add(Layer):
@@ -561,7 +561,8 @@ class HookOnOutput(Layer):
 
 class HookWithin(Layer):
     def make(self, draw: random.Random, rows: int) -> None:
-        self.matrix, self.w = nn.Parameter(mixing()), factors()
+        super().make(draw, rows)
+        self.matrix = nn.Parameter(mixing())
 
     def run(self, x: Tensor) -> Tensor:
         return hooked(nn.functional.linear(small(x), self.matrix), self.noting("within", 2)) * self.w
@@ -575,7 +576,7 @@ class HookInPlace(HookWithin):
             self.note("within", grad)
             grad.mul_(2)
 
-        return hooked(nn.functional.linear(small(x), self.matrix) * self.w, hook) * self.w
+        return hooked(nn.functional.linear(small(x), self.matrix) * self.w, hook) * self.v
 
 
 class HookOfMany(Layer):
@@ -586,7 +587,7 @@ class HookOfMany(Layer):
         other = one + self.v
         if other.requires_grad:
             torch.autograd.graph.register_multi_grad_hook((one, other), lambda grads: self.note("many", *grads))
-        return other * self.w
+        return other * 2
 
 
 class HookOfNode(Layer):
@@ -707,12 +708,13 @@ class CallBefore(Layer):
     """A hook that runs backward where the outer pass will come."""
 
     def make(self, draw: random.Random, rows: int) -> None:
-        self.w, self.v, self.matrix = factors(), factors(), nn.Parameter(mixing())
+        super().make(draw, rows)
+        self.matrix, self.u = nn.Parameter(mixing()), factors()
 
     def run(self, x: Tensor) -> Tensor:
         start = x * self.w
         middle = nn.functional.linear(hooked(start * self.v, self.noting("within")), self.matrix)
-        end = middle * self.v
+        end = middle * self.u
 
         def hook(grad: Tensor) -> Tensor:
             self.note("hook", grad)
