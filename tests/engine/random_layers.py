@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ WIDTH = 4
 
 
 def numbers(value: Tensor | None) -> Any:
-    return None if value is None else tuple(value.detach().flatten().tolist())
+    # A copy waits for a collective that has not ended yet.
+    return None if value is None else tuple(value.detach().clone().flatten().tolist())
 
 
 class Ledger:
@@ -79,9 +80,9 @@ class Ledger:
 class Layer(nn.Module):
     """(rows, 4) -> (rows, 4), or a tuple of which the next layer takes the first value alone."""
 
-    def __init__(self, name: str, ledger: Ledger, draw: random.Random, rows: int) -> None:
+    def __init__(self, name: str, ledger: Ledger, draw: random.Random, rows: int, *, shares: bool) -> None:
         super().__init__()
-        self.name, self.ledger = name, ledger
+        self.name, self.ledger, self.shares = name, ledger, shares
         self.make(draw, rows)
 
     def make(self, draw: random.Random, rows: int) -> None:
@@ -95,6 +96,10 @@ class Layer(nn.Module):
 
     def run(self, x: Tensor) -> Any:
         raise NotImplementedError
+
+    def shared(self, b: Tensor) -> Tensor:
+        """A weight of the shape of x, so that an addition gives both of them one and the same gradient."""
+        return b if self.shares else b * 1
 
     def note(self, event: str, *values: Tensor | None) -> None:
         self.ledger.note(self.name, event, *values)
@@ -154,7 +159,7 @@ class Add(Layer):
         self.b = factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return x + self.b
+        return x + self.shared(self.b)
 
 
 # --- custom functions ------------------------------------------------------------------------------------------------
@@ -451,7 +456,7 @@ class InPlaceBetweenAdditions(Layer):
         self.w, self.before, self.after = factors(), factors(rows), factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return TimesInPlace.apply(self.note, x + self.before, self.w) + self.after
+        return TimesInPlace.apply(self.note, x + self.shared(self.before), self.w) + self.shared(self.after)
 
 
 class InPlaceBesideLinear(Layer):
@@ -499,7 +504,7 @@ class OneGradientForBoth(Layer):
         self.b = factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return Plus.apply(self.note, x, self.b)
+        return Plus.apply(self.note, x, self.shared(self.b))
 
 
 class Dirty(Layer):
@@ -902,9 +907,12 @@ KINDS: dict[str, type[Layer]] = {
 }  # fmt: skip
 """Layers with side effects, by name."""
 SKIPS = ("skip", "skip that is left")
+DRAWING = tuple(kind for kind, each in KINDS.items() if issubclass(each, Draws))
+UNUSED = ("Monitors", "MonitorsFirst", "MonitorsLog", "MonitorsWriting", "MonitorsInput", "skip that is left")
+"""Kinds with outputs that get no gradient."""
 
 
-def random_model(kinds: list[str], seed: int, rows: int, ledger: Ledger) -> nn.Sequential:
+def random_model(kinds: Sequence[str], seed: int, rows: int, ledger: Ledger, *, shares: bool = True) -> nn.Sequential:
     """Children of one to three layers each: of ``kinds``, and linear layers and additions between them.
 
     Equal seeds give equal models.
@@ -914,6 +922,7 @@ def random_model(kinds: list[str], seed: int, rows: int, ledger: Ledger) -> nn.S
         seed: of the model.
         rows: of a micro-batch.
         ledger: what all layers report to.
+        shares: whether weights may get the very tensor that the layer before gets, and writes to.
     """
     draw = random.Random(seed)
     torch.manual_seed(seed)
@@ -925,14 +934,17 @@ def random_model(kinds: list[str], seed: int, rows: int, ledger: Ledger) -> nn.S
         slot = draw.choice(slots)
         slot.insert(draw.randrange(len(slot) + 1), each)
     layers = [
-        [kind(f"{place}.{number} {kind.__name__}", ledger, draw, rows) for number, kind in enumerate(slot or [Linear])]
+        [
+            kind(f"{place}.{number} {kind.__name__}", ledger, draw, rows, shares=shares)
+            for number, kind in enumerate(slot or [Linear])
+        ]
         for place, slot in enumerate(slots)
     ]
     for skip in SKIPS:
         if skip in kinds:
             start, end = sorted(draw.sample(range(count), 2))
-            stashes = Stashes(f"{start} {skip}, stash", ledger, draw, rows)
-            pops = Pops(f"{end} {skip}, pop", ledger, draw, rows).isolate(stashes.space)
+            stashes = Stashes(f"{start} {skip}, stash", ledger, draw, rows, shares=shares)
+            pops = Pops(f"{end} {skip}, pop", ledger, draw, rows, shares=shares).isolate(stashes.space)
             pops.uses = skip == "skip"
             layers[start].append(stashes)
             layers[end].insert(0, pops)
