@@ -65,6 +65,12 @@ class Ledger:
             assert self.masks.setdefault(key, numbers(drawn)) == numbers(drawn), "two equal micro-batches"
         return drawn
 
+    def add(self, other: Ledger) -> None:
+        """Add what another ledger has."""
+        self.masks |= other.masks
+        self._seen += other._seen
+        self._again += other._again
+
     def events(self, *, parameters: bool) -> Counter[tuple[Any, ...]]:
         """How often each event was seen: those of parameters, or all others."""
         return Counter(event for event in self._seen if event[2].startswith("parameter") is parameters)

@@ -143,8 +143,8 @@ class Case:
         x, target = torch.randint(-8, 9, shape, generator=generator).double()
         return x.requires_grad_(self.of_batch), target
 
-    def plain(self, masks: dict[Any, Any]) -> Found:
-        """One micro-batch after another."""
+    def alone(self, model: nn.Module, ledger: Ledger) -> Found:
+        """A plain module, for one micro-batch after another."""
 
         def step(model: nn.Module, batch: Tensor, target: Tensor) -> Tensor:
             total = torch.zeros((), dtype=batch.dtype)
@@ -155,8 +155,7 @@ class Case:
                     loss.backward()
             return total
 
-        ledger = Ledger(masks)
-        return trained(self.model(ledger), ledger, *self.batch(), step)
+        return trained(model, ledger, *self.batch(), step)
 
     def piped(self) -> Found:
         """A pipeline of threads."""
@@ -176,11 +175,15 @@ class Case:
         torch.manual_seed(self.seed + 1)
         return trained(pipe, ledger, *self.batch(), step)
 
-    def check(self, found: Found) -> None:
-        """Compare with the plain module, which takes the masks that were drawn."""
+    def compare(self, found: Found, expected: Found) -> None:
         recomputed = {"always": self.chunks, "except_last": self.chunks - 1, "never": 0}[self.checkpoint]
         sums = self.chunks if self.is_one_graph else 1
-        assert_same(found, self.plain(found.ledger.masks), recomputed=STEPS * recomputed, sums=sums)
+        assert_same(found, expected, recomputed=STEPS * recomputed, sums=sums)
+
+    def check(self, found: Found) -> None:
+        """Compare with the plain module, which takes the masks that were drawn."""
+        ledger = Ledger(found.ledger.masks)
+        self.compare(found, self.alone(self.model(ledger), ledger))
 
 
 def check(case: Case) -> None:
