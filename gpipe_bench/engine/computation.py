@@ -18,7 +18,9 @@ from gpipe_bench.engine.microbatch import (
     MicroBatch,
     Values,
     aliased_values,
+    kept_memory,
     needs_gradient,
+    not_kept,
     separated,
     versions,
 )
@@ -212,6 +214,10 @@ class Computation:
         if kind == "forward" and partition.j == 0 and len(self._batch.partitions) > 1:
             # Micro-batches count writes together: a later partition must not write to a part of the caller's batch.
             outputs = separated(outputs, flat)
+        if kind == "forward":
+            if self.i == 0:
+                partition.kept = kept_memory(partition.layers)
+            outputs = not_kept(outputs, partition.kept)
         return outputs
 
     def _compute(self, flat: Values) -> Values:

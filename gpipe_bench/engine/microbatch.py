@@ -144,9 +144,28 @@ def separated(outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     """``outputs``, with copies of those that share memory with one of ``inputs``."""
     tensors = [value for value in inputs if _has_memory(value)]
     shares = [_has_memory(value) and any(_overlap(value, other) for other in tensors) for value in outputs]
+    return _cloned(outputs, shares)
+
+
+def kept_memory(layers: nn.Module) -> frozenset[int]:
+    """Addresses of the memory that layers keep and may write to: buffers, frozen parameters, tensors as attributes."""
+    kept = [*layers.buffers(), *(each for each in layers.parameters() if not each.requires_grad)]
+    kept += [each for layer in layers.modules() for each in vars(layer).values() if isinstance(each, Tensor)]
+    return frozenset(
+        each.untyped_storage().data_ptr() for each in kept if not nn.parameter.is_lazy(each) and _has_memory(each)
+    )
+
+
+def not_kept(outputs: Values, kept: AbstractSet[int]) -> Values:
+    """``outputs``, with copies of those in memory that layers keep: the next micro-batch may write to it."""
+    shares = [_has_memory(value) and value.untyped_storage().data_ptr() in kept for value in outputs]
+    return _cloned(outputs, shares) if any(shares) else outputs
+
+
+def _cloned(values: Sequence[Any], which: Sequence[bool]) -> Values:
     # A layer may have left grad mode off.
     with torch.enable_grad():
-        return tuple([value.clone() if shared else value for value, shared in zip(outputs, shares, strict=True)])
+        return tuple([value.clone() if chosen else value for value, chosen in zip(values, which, strict=True)])
 
 
 def _has_memory(value: Any) -> bool:

@@ -38,6 +38,8 @@ class Partition:
         has_skips: whether any layer stashes or pops.
         place: the number of partitions before it on its device.
         writes_inputs: whether its layers write to their inputs; None until a first task has shown it.
+        kept: the memory that its layers keep, see :func:`gpipe_bench.engine.microbatch.kept_memory`; looked up after
+            each first micro-batch.
     """
 
     j: int
@@ -51,6 +53,7 @@ class Partition:
     has_skips: bool
     place: int
     writes_inputs: bool | None = None
+    kept: frozenset[int] = frozenset()
 
     def computing(self) -> Stream:
         """The compute stream for a batch that the calling thread is about to issue."""

@@ -1,8 +1,6 @@
-"""Tensor-parallel layers in a pipeline, on a mesh of both: what a stage hands on may be unfinished, or belong to its mesh."""
+"""Tensor-parallel layers in a pipeline, on a mesh of both: a stage may hand on what a collective has not filled yet."""
 
 from __future__ import annotations
-
-import copy
 
 import pytest
 import torch
