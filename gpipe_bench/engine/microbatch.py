@@ -132,7 +132,7 @@ def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None
 
 def aliased_values(values: Sequence[Any], carried: Iterable[Tensor] = ()) -> frozenset[int]:
     """Indices of the tensors that share memory with another one among ``values``, or with one of ``carried``."""
-    tensors = [(index, value) for index, value in enumerate(values) if _has_memory(value)]
+    tensors = [(index, value) for index, value in enumerate(values) if has_memory(value)]
     found = {index for index, value in tensors if any(_overlap(value, other) for other in carried)}
     for (one, first), (other, second) in combinations(tensors, 2):
         if _overlap(first, second):
@@ -140,16 +140,23 @@ def aliased_values(values: Sequence[Any], carried: Iterable[Tensor] = ()) -> fro
     return frozenset(found)
 
 
-def separated(outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """``outputs``, with copies of those that share memory with one of ``inputs``."""
-    tensors = [value for value in inputs if _has_memory(value)]
-    shares = [_has_memory(value) and any(_overlap(value, other) for other in tensors) for value in outputs]
+def separated(outputs: Values, inputs: Sequence[Any], kept: AbstractSet[int]) -> Values:
+    """``outputs``, with copies of those that share memory with one of ``inputs``, or are in memory at ``kept``."""
+    tensors = [value for value in inputs if has_memory(value)]
+    shares = [
+        has_memory(value)
+        and (value.untyped_storage().data_ptr() in kept or any(_overlap(value, other) for other in tensors))
+        for value in outputs
+    ]
+    if not any(shares):
+        return outputs
     # A layer may have left grad mode off.
     with torch.enable_grad():
         return tuple([value.clone() if shared else value for value, shared in zip(outputs, shares, strict=True)])
 
 
-def _has_memory(value: Any) -> bool:
+def has_memory(value: Any) -> bool:
+    """Whether it is a tensor with elements in memory that it shows."""
     return isinstance(value, Tensor) and value.layout == torch.strided and value.numel() > 0 and value.data_ptr() != 0
 
 
