@@ -502,7 +502,7 @@ class OneOfTwo(Layer):
 class BothOfTwo(OneOfTwo):
     def run(self, x: Tensor) -> Tensor:
         one, other = Twice.apply(self.note, x, self.w, self.v, self.zeros)
-        return one - 2 * other
+        return one + 4 * other
 
 
 class OneGradientForBoth(Layer):
@@ -615,11 +615,11 @@ class HookOfNode(Layer):
         return y
 
 
-class HookOfNodeThatScales(HookOfNode):
+class HookOfNodeThatScales(Layer):
     """The hook after the node multiplies the gradients that the node gives, that of the weight, too."""
 
     def run(self, x: Tensor) -> Tensor:
-        y = x * self.matrix[0]
+        y = x * self.w
 
         def twice(grads: Any, _: Any) -> Any:
             self.note("after the node")
@@ -761,10 +761,11 @@ class Forces(Layer):
     def run(self, x: Tensor) -> Tensor:
         builds = torch.is_grad_enabled()
         with torch.enable_grad():
-            place = x if x.requires_grad else x.detach().requires_grad_()
+            # Not x itself, whose hooks would be called, if it has any: those of layers before are there in some passes.
+            place = (x if x.requires_grad else x.detach().requires_grad_()) * 1
             energy = (Square.apply(self.note, small(place)) * self.w).sum()
             (force,) = torch.autograd.grad(energy, place, create_graph=builds)
-        return x * self.v - (force if builds else force.detach())
+        return x * self.v + 2 * (force if builds else force.detach())
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
