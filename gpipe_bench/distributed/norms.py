@@ -30,7 +30,6 @@ def total_norm(found: Sequence[tuple[Tensor, torch.dtype]], norm_type: float, de
     kinds: Any = [[torch.empty(0, dtype=dtype, device=device) for _, dtype in found]]
     groups = _group_tensors_by_device_and_dtype(kinds, with_indices=True).values()
     ordered = [found[index] for _, indices in groups for index in indices]
-    total: Tensor = torch.linalg.vector_norm(
-        torch.stack([norm.to(device, dtype.to_real()) for norm, dtype in ordered]), norm_type
-    )
+    stacked = torch.stack([norm.to(device, dtype.to_real()) for norm, dtype in ordered])
+    total: Tensor = torch.linalg.vector_norm(stacked, float(norm_type))
     return total

@@ -36,8 +36,8 @@ class Drawn(nn.Module):
     def forward(self, x):
         for weight, users in zip(self.weights, self.users, strict=True):
             if int(x[0, 0]) in users:
-                weight = weight.real.double() + weight.imag.double() * 2 if weight.is_complex() else weight.double()
-                x = x + weight.sum() * x[:, 1:2]
+                used = weight.real.double() + weight.imag.double() * 2 if weight.is_complex() else weight.double()
+                x = x + used.sum() * x[:, 1:2]
         return x
 
 
