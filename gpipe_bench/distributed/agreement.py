@@ -44,7 +44,7 @@ def fingerprint(value: object) -> str:
 
 
 def description(
-    module: nn.Module, balance: Sequence[int], schedule: Any, layout: SkipLayout, *, deferred_batch_norm: bool
+    module: nn.Module, balance: Sequence[int], schedule: Any, layout: SkipLayout, *, deferred: bool
 ) -> dict[str, Any]:
     """What a process has made its pipeline of."""
     return {
@@ -53,7 +53,7 @@ def description(
         "balance": list(balance),
         "skips": [*layout.routes.values()],
         "schedule": schedule if isinstance(schedule, str) else "one of your own",
-        "deferred_batch_norm": deferred_batch_norm,
+        "deferred_batch_norm": deferred,
         "layers": {name or "the module": type(each).__qualname__ for name, each in module.named_modules()},
     }
 

@@ -73,7 +73,7 @@ class Replicas:
                 own.copy_(value)
 
     def begin(self, partitions: Sequence[nn.Module], order: Sequence[Action], settings: Mapping[str, Any]) -> None:
-        """Before a step: what the process will do with its partitions.
+        """Before a step: what all processes will do, and the partitions of this one.
 
         Raises:
             ValueError: another replica has other settings, or trains other parameters.

@@ -16,7 +16,7 @@ from gpipe_bench.distributed.connections import Connections, given_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.goal import Goal
-from gpipe_bench.distributed.norms import norms, total_norm
+from gpipe_bench.distributed.norms import Norms, norms_of, total_norm
 from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import GPipe, gather
@@ -132,8 +132,7 @@ class Pipe(GPipe):
                 schedule=schedule,
                 workers="never",
             )
-            facts = description(module, self.balance, schedule, self._layout, deferred_batch_norm=deferred_batch_norm)
-            mine.update(facts)
+            mine.update(description(module, self.balance, schedule, self._layout, deferred=deferred_batch_norm))
             found = exchange.gather(mine)
             # All must have heard of the others before one of them stops.
             exchange.finish()
@@ -210,24 +209,14 @@ class Pipe(GPipe):
         Returns:
             The norm before.
         """
-        parts = [
-            [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
-            for part in self.partitions
-        ]
         call = {"the call": "clip_grad_norm_", "max_norm": max_norm, "norm_type": norm_type}
 
-        def gathered(exchange: Exchange) -> list[Any]:
+        def gathered(exchange: Exchange) -> list[Norms]:
             self._agreed(exchange, call, "clip_grad_norm_")
             exchange.replicated(lambda replicas: replicas.agree(call))
-            own = [norm for grads in parts for norm in norms(grads, norm_type)]
-            # All numbers of the smaller types are among those of the larger one.
-            values = torch.stack(own).to("cpu", torch.float64) if own else torch.empty(0, dtype=torch.float64)
-            return exchange.gather((values, [[grad.dtype for grad in grads] for grads in parts]))
+            return exchange.gather(norms_of(self.partitions, norm_type))
 
-        found = self._exchanged(gathered)
-        rest = [iter(values) for values, _ in found]
-        ordered = [(next(rest[row]), dtype) for j, row in enumerate(self._rows) for dtype in found[row][1][j]]
-        total = total_norm(ordered, norm_type, self._device)
+        total = total_norm(self._exchanged(gathered), self._rows, norm_type, self._device)
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
         return total
 
@@ -392,8 +381,7 @@ class Pipe(GPipe):
         """Let the replicas agree on a step, and on how many evaluations were before it."""
         settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": self._evaluations}
         self.__dict__["_evaluations"] = 0
-        own = [action for action in order if self._rows[action.j] == self.rank]
-        replicas.begin(self.partitions, own, settings)
+        replicas.begin(self.partitions, order, settings)
 
     def _evaluate(self, exchange: Exchange, value: Any) -> Any:
         plan, begin, microbatches = self._begun(exchange, value, training=False)
