@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
 from gpipe_bench.engine.nodes import apply, edge_of, get_phony, new_leaf
-from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
+from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs, runs_users_code
 
 
 class Inlet:
@@ -71,6 +71,8 @@ class Inlet:
 class _Receive(Function):
     """(inlet, phony, [values...]) -> values, which backward keeps no hold of: gradients go to the inlet."""
 
+    is_pure = True
+
     @staticmethod
     def forward(ctx: Any, inlet: Inlet, _: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
@@ -115,6 +117,10 @@ class Outlet:
             # A layer may have left grad mode off.
             with torch.enable_grad():
                 self._start = apply(_HandOver, self._handed, outputs[index])
+
+    def runs_users_code(self) -> bool:
+        """Whether the layers may write to the gradients that they get."""
+        return runs_users_code([edge.node for _, edge in self._edges])
 
     def roots(self, grads: list[Tensor | None]) -> tuple[list[GradientEdge], list[Tensor]]:
         """Edges to begin at, and a gradient for each; those of the outputs are taken out of ``grads``."""
@@ -188,6 +194,9 @@ class Cell:
     def backward_inputs(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """I: as :meth:`backward`, but gradients of weights are left to W."""
         self.recompute()
+        if self._outlet.runs_users_code():
+            # W of the next partition may have noted the same memory.
+            grads[:] = [None if grad is None else grad.clone() for grad in grads]
         edges, theirs = self._outlet.roots(grads)
         if not edges:
             return self._inlet.spread(())
@@ -204,7 +213,6 @@ class Cell:
         found = self._inlet.collect(self.task.observed, "backward_inputs", halve)
         if self._later is not None:
             self._later.free_saved()
-            self._later.keep_apart(found)
         return found
 
     def backward_weights(self) -> None:
