@@ -94,7 +94,9 @@ class Checkpoint(Function):
 
     @staticmethod
     def forward(ctx: Any, phony: Tensor, slot: Slot, keep: bool, *values: Any) -> tuple[Any, ...]:
-        ctx.slot, ctx.inputs, ctx.count = slot, None if keep else Saved(ctx, values), len(values)
+        ctx.slot, ctx.keep, ctx.count = slot, keep, len(values)
+        # With a phony instead of inputs autograd still refuses to run backward through a graph that it has freed.
+        ctx.inputs = Saved(ctx, (phony,) if keep else values)
         if keep:
             outputs = slot.compute(values)
             return pass_through(ctx, outputs, [needs_gradient(value) for value in outputs])
@@ -106,12 +108,13 @@ class Checkpoint(Function):
         # An edge of order alone leads here where the loss uses no output of the task.
         if all(grad is None for grad in grads):
             return (None,) * (3 + ctx.count)
+        inputs = ctx.inputs.values(ctx)
         with use_stream(slot.computation.stream):
-            if ctx.inputs is not None:
-                slot.fill(ctx.inputs.values(ctx))
-                return (None, None, None, *slot.run_backward(grads))
-            # A kept graph lives as long as that of the caller, who alone knows; checkpoints of PyTorch ask the same.
-            keep_graph: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - see above
+            if not ctx.keep:
+                slot.fill(inputs)
+            # Activations stay for as long as the caller's graph. Nodes of torch.compile ask the same, for want of a
+            # public name.
+            keep_graph = ctx.keep and torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - see above
             return (None, None, None, *slot.run_backward(grads, keep_graph=keep_graph))
 
 

@@ -36,7 +36,7 @@ class Inlet:
 
     def __init__(self, values: Values) -> None:
         self.indices, self._count = differentiable(values), len(values)
-        self._grads: Sequence[Tensor | None] = ()
+        self._grads: dict[int, Tensor | None] = {}
         self._is_open = False
 
     def collect(self, backward: Callable[..., object], *args: Any) -> list[Tensor | None]:
@@ -44,8 +44,8 @@ class Inlet:
         self._is_open = True
         backward(*args)
         self._is_open = False
-        grads, self._grads = self._grads, ()
-        return self.spread(grads)
+        grads, self._grads = self._grads, {}
+        return [grads.get(index) for index in range(self._count)]
 
     def spread(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of all values, from those of the values that need one, or from none."""
@@ -54,30 +54,33 @@ class Inlet:
             found[index] = grad
         return found
 
-    def take(self, grads: Sequence[Tensor | None]) -> None:
-        """Take gradients from autograd."""
-        if not self._is_open or self._grads:
+    def take(self, index: int, grad: Tensor | None) -> None:
+        """Take the gradient of a value from autograd."""
+        if not self._is_open or index in self._grads:
             raise RuntimeError(
                 "with a schedule gradients must come from the pipeline's outputs, got some from a tensor "
                 "that a layer keeps aside, or that another layer has from there; return it as an output, or "
                 "leave out schedule and backward and use checkpoint='never'"
             )
-        self._grads = grads
+        self._grads[index] = grad
 
 
 class _Receive(Function):
-    """(inlet, phony, [values...]) -> values, which backward keeps no hold of: gradients go to the inlet."""
+    """(inlet, index, phony, [value]) -> value, which backward keeps no hold of: its gradient goes to the inlet.
+
+    Each value has a node of its own: a node of several would call the hooks of those that get no gradient, with None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inlet: Inlet, _: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, inlet: Inlet, index: int, _: Tensor, values: Sequence[Tensor]) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.inlet = inlet
-        return tuple([value.detach() for value in values])
+        ctx.inlet, ctx.index = inlet, index
+        return values[0].detach()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
-        ctx.inlet.take(grads)
-        return (None, None, None)
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None, None]:
+        ctx.inlet.take(ctx.index, grad)
+        return (None, None, None, None)
 
 
 def receive(values: Values) -> tuple[Values, Inlet]:
@@ -87,9 +90,10 @@ def receive(values: Values) -> tuple[Values, Inlet]:
     could not be written to.
     """
     inlet = Inlet(values)
-    entering = [values[index] for index in inlet.indices]
-    if entering:
-        values = replace(values, inlet.indices, apply(_Receive, inlet, new_leaf(entering[0].device), entering))
+    if inlet.indices:
+        leaf = new_leaf(values[inlet.indices[0]].device)
+        received = [apply(_Receive, inlet, index, leaf, [values[index]]) for index in inlet.indices]
+        values = replace(values, inlet.indices, received)
     return values, inlet
 
 
