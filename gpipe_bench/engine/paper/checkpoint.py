@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, needs_gradient
-from gpipe_bench.engine.nodes import apply, check_whole, edge_of, pass_through
+from gpipe_bench.engine.nodes import apart, apply, check_whole, edge_of, pass_through
 from gpipe_bench.engine.runtime.cell import Inlet, receive
 from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
@@ -46,12 +46,12 @@ class Slot:
 
     def compute(self, inputs: Values) -> Values:
         """Compute once, with a graph that stays until the backward pass; layers may write to their inputs."""
-        return self._ended(self.computation.forward(cut(inputs), around=self._in_graph))
+        return self.computation.forward(inputs, around=self._in_graph)
 
     def fill(self, inputs: Values) -> None:
         """Recompute with a graph, unless that has been done."""
         if self._edges is None:
-            self._ended(self.computation.recompute(cut(inputs), around=self._in_graph))
+            self.computation.recompute(inputs, around=self._in_graph)
 
     def run_backward(self, grads: Sequence[Tensor | None], *, keep_graph: bool = False) -> list[Tensor | None]:
         """Run the graph backward, from gradients of the outputs to those of the inputs; what gets none does not run."""
@@ -68,10 +68,8 @@ class Slot:
         return self._inlet.collect(self.computation.observed, "backward", backward, roots, theirs)
 
     def _in_graph(self, layers: Callable[[Values], Values], values: Values) -> Values:
-        inputs, self._inlet = receive(values)
-        return layers(inputs)
-
-    def _ended(self, outputs: Values) -> Values:
+        inputs, self._inlet = receive(cut(values))
+        outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
         self._edges = [edge_of(value) if needs_gradient(value) else None for value in outputs]
         return outputs
 
@@ -105,9 +103,10 @@ class Checkpoint(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         slot: Slot = ctx.slot
+        count: int = ctx.count
         # An edge of order alone leads here where the loss uses no output of the task.
         if all(grad is None for grad in grads):
-            return (None,) * (3 + ctx.count)
+            return (None,) * (3 + count)
         inputs = ctx.inputs.values(ctx)
         with use_stream(slot.computation.stream):
             if not ctx.keep:

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
-from gpipe_bench.engine.nodes import apply, edge_of, get_phony, new_leaf
+from gpipe_bench.engine.nodes import apart, apply, edge_of, get_phony, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
 
 
@@ -36,7 +36,7 @@ class Inlet:
 
     def __init__(self, values: Values) -> None:
         self.indices, self._count = differentiable(values), len(values)
-        self._grads: dict[int, Tensor | None] = {}
+        self._grads: Sequence[Tensor | None] = ()
         self._is_open = False
 
     def collect(self, backward: Callable[..., object], *args: Any) -> list[Tensor | None]:
@@ -44,8 +44,8 @@ class Inlet:
         self._is_open = True
         backward(*args)
         self._is_open = False
-        grads, self._grads = self._grads, {}
-        return [grads.get(index) for index in range(self._count)]
+        grads, self._grads = self._grads, ()
+        return self.spread(grads)
 
     def spread(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of all values, from those of the values that need one, or from none."""
@@ -54,33 +54,30 @@ class Inlet:
             found[index] = grad
         return found
 
-    def take(self, index: int, grad: Tensor | None) -> None:
-        """Take the gradient of a value from autograd."""
-        if not self._is_open or index in self._grads:
+    def take(self, grads: Sequence[Tensor | None]) -> None:
+        """Take gradients from autograd."""
+        if not self._is_open or self._grads:
             raise RuntimeError(
-                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor "
+                "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a tensor "
                 "that a layer keeps aside, or that another layer has from there; return it as an output, or "
                 "leave out schedule and backward and use checkpoint='never'"
             )
-        self._grads[index] = grad
+        self._grads = grads
 
 
 class _Receive(Function):
-    """(inlet, index, phony, [value]) -> value, which backward keeps no hold of: its gradient goes to the inlet.
-
-    Each value has a node of its own: a node of several would call the hooks of those that get no gradient, with None.
-    """
+    """(inlet, phony, [values...]) -> values, which backward keeps no hold of: gradients go to the inlet."""
 
     @staticmethod
-    def forward(ctx: Any, inlet: Inlet, index: int, _: Tensor, values: Sequence[Tensor]) -> Tensor:
+    def forward(ctx: Any, inlet: Inlet, _: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.inlet, ctx.index = inlet, index
-        return values[0].detach()
+        ctx.inlet = inlet
+        return tuple([value.detach() for value in values])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None, None]:
-        ctx.inlet.take(ctx.index, grad)
-        return (None, None, None, None)
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        ctx.inlet.take(grads)
+        return (None, None, None)
 
 
 def receive(values: Values) -> tuple[Values, Inlet]:
@@ -90,10 +87,9 @@ def receive(values: Values) -> tuple[Values, Inlet]:
     could not be written to.
     """
     inlet = Inlet(values)
-    if inlet.indices:
-        leaf = new_leaf(values[inlet.indices[0]].device)
-        received = [apply(_Receive, inlet, index, leaf, [values[index]]) for index in inlet.indices]
-        values = replace(values, inlet.indices, received)
+    entering = [values[index] for index in inlet.indices]
+    if entering:
+        values = replace(values, inlet.indices, apply(_Receive, inlet, new_leaf(entering[0].device), entering))
     return values, inlet
 
 
@@ -210,7 +206,7 @@ class Cell:
         if self._splits:
             # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
             self._edges = [edge_of(inputs[index]) for index in self._inlet.indices]
-        outputs = layers(inputs)
+        outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
         self._outlet = Outlet(outputs)
         return outputs
 
