@@ -58,8 +58,8 @@ class Inlet:
         """Take gradients from autograd."""
         if not self._is_open or self._grads:
             raise RuntimeError(
-                "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a tensor "
-                "that a layer keeps aside, or that another layer has from there; return it as an output, or "
+                "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a "
+                "tensor that a layer keeps aside, or that another layer has from there; return it as an output, or "
                 "leave out schedule and backward and use checkpoint='never'"
             )
         self._grads = grads

@@ -31,7 +31,7 @@ class Packed:
         """The tensor. Autograd does not check whether it was written to, since a hook may give any other one."""
         if self._tensor is None:
             raise RuntimeError(
-                "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a tensor that a layer "
+                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor that a layer "
                 "keeps aside, whose graph is freed; return it as an output, or use a schedule without I and W"
             )
         (now,) = versions((self._tensor,))
