@@ -19,6 +19,7 @@ from gpipe_bench.engine.microbatch import (
     MicroBatch,
     Values,
     aliased_values,
+    cut,
     has_memory,
     needs_gradient,
     separated,
@@ -136,6 +137,8 @@ class Computation:
             The outputs, and whether each counts as needing a gradient. As in ``torch.utils.checkpoint``, every output
             that can have a gradient does, except an input that needs none and is handed on as it is.
         """
+        # A hook that a layer registers on its input belongs to the recomputation alone, not to the graph outside.
+        flat = cut(flat)
         needs: list[bool] = []
 
         def run(layers: Callable[[Values], Values], inputs: Values) -> Values:

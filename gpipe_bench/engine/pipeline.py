@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from gpipe_bench.engine.batchnorm import deferring
 from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.context import ExecutionContext, uncached_weights
-from gpipe_bench.engine.layers import Layers
+from gpipe_bench.engine.layers import NOT_TRACED, Layers
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
@@ -32,7 +33,7 @@ from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, sp
 from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.runtime.runtime import End, Runtime
 from gpipe_bench.engine.worker import Turns, Workers, in_fresh_thread, this_thread
-from gpipe_bench.errors import ScheduleError
+from gpipe_bench.errors import ScheduleError, UnsupportedError
 from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.trees import tree_map_only
@@ -141,6 +142,11 @@ class Pipeline(Layers):
     def _entered(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> Iterator[BatchContext]:
         """What the tasks of a batch share, for as long as its forward passes run."""
         anew = bool(plan.checkpointed) or self._choice is not None
+        entering = [value for each in microbatches for value in each.values if isinstance(value, Tensor)]
+        tensors = (*entering, *self.parameters())
+        # PyTorch has not annotated it.
+        if any(unpack_dual(tensor).tangent is not None for tensor in tensors):  # type: ignore[no-untyped-call]
+            raise UnsupportedError(NOT_TRACED)
         if plan.backward:
             check_layers(self, whole=not anew)
         shared = plan.m > 1 and plan.n > 1

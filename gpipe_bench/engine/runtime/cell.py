@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
-from gpipe_bench.engine.nodes import apply, edge_of, get_phony, new_leaf
+from gpipe_bench.engine.nodes import apart, apply, edge_of, get_phony, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs, runs_users_code
 
 
@@ -61,8 +61,8 @@ class Inlet:
         """Take gradients from autograd."""
         if not self._is_open or self._grads:
             raise RuntimeError(
-                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor "
-                "that a layer keeps aside, or that another layer has from there; return it as an output, or "
+                "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a "
+                "tensor that a layer keeps aside, or that another layer has from there; return it as an output, or "
                 "leave out schedule and backward and use checkpoint='never'"
             )
         self._grads = grads
@@ -227,6 +227,6 @@ class Cell:
         if self._splits:
             # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
             self._edges = [edge_of(inputs[index]) for index in self._inlet.indices]
-        outputs = layers(inputs)
+        outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
         self._outlet = Outlet(outputs)
         return outputs

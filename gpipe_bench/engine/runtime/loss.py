@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.nodes import apart
 from gpipe_bench.engine.runtime.cell import Inlet, receive
 from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
@@ -48,7 +49,7 @@ class Losses:
             values, inlet = receive(microbatch.values)
             loss = None
             if self._shares[i]:
-                output = MicroBatch(values, microbatch.structure).unwrap()
+                output = MicroBatch(apart(values) if len(inlet.indices) > 1 else values, microbatch.structure).unwrap()
                 with self._turns.turn(self._place):
                     loss = check_loss(self._loss(output, target)) * self._shares[i]
                 self._values[i] = loss.detach()

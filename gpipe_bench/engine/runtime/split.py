@@ -13,9 +13,10 @@ may do so. A user's code runs once, in I, together with the gradients of its wei
 and nodes with a hook behind them may write to their gradients, add to attributes of weights, or free what they kept.
 W notes copies in a graph with such nodes, since they may write to a gradient that another node has got as well.
 
-A call of autograd walks over all nodes that its roots lead to. If W began its calls at these nodes, its host time would
-grow with the square of the number of layers. So W calls each node itself, as ``node(*grads)``, within a task of autograd
-that needs the gradients of the branches: a node computes only what the running task needs. Autograd begins behind it.
+A call of autograd walks over all nodes that its roots lead to. If W began its calls at these nodes, its host time
+would grow with the square of the number of layers. So W calls each node itself, as ``node(*grads)``, within a task of
+autograd that needs the gradients of the branches: a node computes only what the running task needs. Autograd begins
+behind it.
 
 PyTorch documents ``Node.next_functions``, ``Node.register_hook``, ``GradientEdge``, ``backward(inputs=)`` and hooks of
 saved tensors. It does not document ``node(*grads)``, what a node computes (a comment in its C++ header says it, at
@@ -112,7 +113,7 @@ class WeightsLater:
     def _run_branches(self) -> None:
         """Call each node, and let autograd begin behind it.
 
-        A weight copies a gradient that somebody else holds, as ``grads`` does here: no two weights keep one and the same.
+        A weight copies a gradient that somebody else holds, as ``grads`` does here: no two weights keep the same one.
         """
         # It sums a gradient up to the shape of its weight. torch.autograd.backward refuses such a gradient.
         run_backward = torch.autograd.Variable._execution_engine.run_backward  # noqa: SLF001 - it has no public name
