@@ -20,8 +20,7 @@ from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import GPipe, gather
 from gpipe_bench.engine.pipeline import hand_back
-from gpipe_bench.engine.randomness import seed_of, state_digest
-from gpipe_bench.engine.redirect import default_generator
+from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.drive import Outputs, after
 from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, schedule_rows
@@ -252,18 +251,11 @@ class Pipe(GPipe):
         partitions = [
             part if row == self.rank else nn.Sequential() for part, row in zip(whole, self._rows, strict=True)
         ]
-        # Each layer draws weights of its own, wherever it is, and the caller's generators stay as they are.
-        digest, index = state_digest(), 0
-        generators = {torch.default_generator, default_generator(self._device)}
-        before = [(generator, generator.get_state()) for generator in generators]
-        for part, mine in zip(whole, partitions, strict=True):
-            for number, layer in enumerate(mine, index):
-                for generator in generators:
-                    generator.manual_seed(seed_of(digest, number))
+        numbers = {layer: number for number, layer in enumerate(chain.from_iterable(whole))}
+        with seeded(self._device) as seed:
+            for layer in chain.from_iterable(partitions):
+                seed(numbers[layer])
                 self._give_memory(layer)
-            index += len(part)
-        for generator, state in before:
-            generator.set_state(state)
         own = [pair for part in partitions for pair in part.named_children()]
         self._modules.clear()
         self._modules.update(own)

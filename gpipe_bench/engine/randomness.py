@@ -20,7 +20,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -42,6 +42,26 @@ def state_digest() -> bytes:
 def seed_of(digest: bytes, *place: int) -> int:
     """A number for a place, such as a task (i, j), in what has this digest."""
     return int.from_bytes(hashlib.blake2b(digest + b"%d," * len(place) % place, digest_size=7).digest(), "little")
+
+
+@contextmanager
+def seeded(device: torch.device) -> Iterator[Callable[[int], None]]:
+    """A block that draws other numbers for each ``number`` that it calls this function with.
+
+    They come from the default generators of the CPU and the device, which are put back at its end.
+    """
+    generators = {torch.default_generator, default_generator(device)}
+    before, digest = [(each, each.get_state()) for each in generators], state_digest()
+
+    def seed(number: int) -> None:
+        for each in generators:
+            each.manual_seed(seed_of(digest, number))
+
+    try:
+        yield seed
+    finally:
+        for each, state in before:
+            each.set_state(state)
 
 
 class BatchRandomness:
