@@ -21,7 +21,7 @@ from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import GPipe, gather
 from gpipe_bench.engine.pipeline import hand_back
-from gpipe_bench.engine.randomness import state_digest
+from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.drive import Outputs, after
 from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, schedule_rows
@@ -252,8 +252,11 @@ class Pipe(GPipe):
         partitions = [
             part if row == self.rank else nn.Sequential() for part, row in zip(whole, self._rows, strict=True)
         ]
-        for layer in chain.from_iterable(partitions):
-            self._give_memory(layer)
+        numbers = {layer: number for number, layer in enumerate(chain.from_iterable(whole))}
+        with seeded(self._device) as seed:
+            for layer in chain.from_iterable(partitions):
+                seed(numbers[layer])
+                self._give_memory(layer)
         own = [pair for part in partitions for pair in part.named_children()]
         self._modules.clear()
         self._modules.update(own)
@@ -360,7 +363,7 @@ class Pipe(GPipe):
         )
         entering = [each for microbatch in microbatches for each in microbatch.values]
         with self._entered(plan, microbatches) as batch:
-            batch.randomness.digest = begin.seed
+            batch.randomness.share(begin.seed)
             end = Losses(loss, targets, shares, batch, keeps=goal.return_output)
             options: Any = {"learning": plan.backward, "threads": False, "mailboxes": exchange}
             runtime = Runtime(self._layout, microbatches, batch, lists, end, **options)
@@ -371,8 +374,8 @@ class Pipe(GPipe):
                 total = end.total() if self.rank == last else None
             finally:
                 after(self._streams())
-            told = exchange.gather((total, batch.randomness.drew))
-            batch.randomness.drew = any(drew for _, drew in told)
+            told = exchange.gather((total, batch.randomness.found()))
+            batch.randomness.settle([found for _, found in told])
         hand_back(entering, runtime.input_grads)
         output = gather(end.outputs).unwrap() if goal.return_output and self.rank == last else None
         return told[last][0].to(self._device), output
@@ -387,12 +390,11 @@ class Pipe(GPipe):
         plan, begin, microbatches = self._begun(exchange, value, training=False)
         lists, end = self._lists(plan), Outputs(plan.m)
         with self._entered(plan, microbatches) as batch:
-            batch.randomness.digest = begin.seed
+            batch.randomness.share(begin.seed)
             options: Any = {"learning": False, "threads": False, "mailboxes": exchange}
             self._run(exchange, Runtime(self._layout, microbatches, batch, lists, end, **options), lists.forward)
             after(self._streams())
-            told = exchange.gather(batch.randomness.drew)
-            batch.randomness.drew = any(told)
+            batch.randomness.settle(exchange.gather(batch.randomness.found()))
         return gather(end.microbatches).unwrap() if self.rank == self._rows[-1] else None
 
     def _run(self, exchange: Exchange, runtime: Runtime, order: Sequence[Any]) -> None:

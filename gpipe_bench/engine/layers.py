@@ -65,7 +65,7 @@ class Layers(nn.Module):
     _deferred: list[DeferredBatchNorm]
     _rows: tuple[int, ...]
     _places: list[Partition]
-    _random_ways: dict[tuple[int, bool], str]
+    _drawing: set[tuple[int, bool]]
     _turns: dict[tuple[bool, bool], Turns]
     _observer: Observer | None
     _lock: threading.Lock
@@ -248,14 +248,14 @@ class Layers(nn.Module):
         options: Any = {"portals": self.components.portals, "transfer": self.transfer}
         self.__dict__.update(
             _places=place(self.partitions, self.devices, self._rows, self._layout, **options),
-            _random_ways={},
+            _drawing=set(),
             _turns={},
             _observer=self.__dict__.get("_observer"),
             _lock=self.__dict__.get("_lock", threading.Lock()),
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_places", "_random_ways", "_turns", "_observer", "_lock"}
+        process_bound = {"_places", "_drawing", "_turns", "_observer", "_lock"}
         return {key: value for key, value in self.__dict__.items() if key not in process_bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

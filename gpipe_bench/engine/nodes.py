@@ -33,8 +33,6 @@ def behind(function: type[Function], values: Values, *args: Any) -> Values:
 class _Apart(Function):
     """x -> x."""
 
-    is_pure = True
-
     # No code of a user: it may run again.
     is_pure = True
 

@@ -25,7 +25,7 @@ from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
 from gpipe_bench.engine.paper.executor import PaperExecutor
-from gpipe_bench.engine.randomness import ForwardRandomness
+from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.engine.replicas import active_replica, check_layers, check_no_replica, check_replica
 from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
 from gpipe_bench.engine.runtime.lists import ActionLists
@@ -160,8 +160,8 @@ class Pipeline(Layers):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
-            randomness = ForwardRandomness(
-                self.devices, self._random_ways, concurrent=concurrent, training=self.training
+            randomness = BatchRandomness(
+                self.devices, self.partitions, self._drawing, concurrent=concurrent, training=self.training
             )
             aside, threads = plan.components.copy_streams and plan.n > 1, self._has_threads(plan)
             mode = self.training, threads

@@ -98,7 +98,8 @@ class Checkpoint(Function):
         if keep:
             outputs = slot.compute(values)
             return pass_through(ctx, outputs, [needs_gradient(value) for value in outputs])
-        return pass_through(ctx, *slot.computation.first_pass(values))
+        outputs, needs = slot.computation.first_pass(values)
+        return pass_through(ctx, slot.fill(values) if slot.computation.unsure else outputs, needs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:

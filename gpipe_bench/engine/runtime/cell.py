@@ -169,19 +169,20 @@ class Cell:
         if not self._checkpointed:
             return cut(self.task.forward(flat, around=self._in_graph))
         self._saved = flat, versions(flat)
-        return cut(*self.task.first_pass(flat))
+        outputs, needs = self.task.first_pass(flat)
+        return cut(self.recompute() if self.task.unsure else outputs, needs)
 
-    def recompute(self) -> None:
-        """R: fill a checkpointed cell, unless that has been done."""
+    def recompute(self) -> Values:
+        """R: fill a checkpointed cell, unless that has been done; gives its outputs."""
         if self._saved is None:
-            return
+            return ()
         (flat, before), self._saved = self._saved, None
         if before != versions(flat):
             raise RuntimeError(
                 "inputs of a checkpoint must stay as they are until the backward pass, got one modified by an inplace "
                 "operation; write to a copy, or later"
             )
-        self.task.recompute(flat, around=self._in_graph)
+        return self.task.recompute(flat, around=self._in_graph)
 
     def backward(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """B: gradients of the outputs, which are taken out of ``grads``, to gradients of the inputs."""
