@@ -48,10 +48,9 @@ class Slot:
         """Compute once, with a graph that stays until the backward pass; layers may write to their inputs."""
         return self.computation.forward(inputs, around=self._in_graph)
 
-    def fill(self, inputs: Values) -> None:
-        """Recompute with a graph, unless that has been done."""
-        if self._edges is None:
-            self.computation.recompute(inputs, around=self._in_graph)
+    def fill(self, inputs: Values) -> Values:
+        """Recompute with a graph, and give the outputs, unless that has been done."""
+        return self.computation.recompute(inputs, around=self._in_graph) if self._edges is None else ()
 
     def run_backward(self, grads: Sequence[Tensor | None], *, keep_graph: bool = False) -> list[Tensor | None]:
         """Run the graph backward, from gradients of the outputs to those of the inputs; what gets none does not run."""
