@@ -72,7 +72,7 @@ class SkipUsageError(GpipeBenchError, RuntimeError):
 
 
 class RandomnessError(GpipeBenchError, RuntimeError):
-    """A recomputation could not reproduce the random numbers of its forward pass."""
+    """A recomputation could not reproduce random numbers that a layer is about to draw."""
 
 
 class PeerError(GpipeBenchError, RuntimeError):

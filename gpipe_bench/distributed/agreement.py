@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -33,12 +34,8 @@ class Begin(NamedTuple):
         Raises:
             ValueError: one of them differs.
         """
-        for name, value in settings.items():
-            if self.settings[name] != value:
-                raise ValueError(
-                    f"{name} must be the same in all processes, got {self.settings[name]} on rank {ranks[0]} and "
-                    f"{value} on rank {ranks[1]}; make the same calls everywhere"
-                )
+        told = {name: self.settings.get(name) for name in settings}
+        compare([told, settings], ranks, "make the same calls everywhere")
 
 
 def fingerprint(value: object) -> str:
@@ -47,40 +44,60 @@ def fingerprint(value: object) -> str:
 
 
 def description(
-    module: nn.Module, balance: Sequence[int], schedule: Any, layout: SkipLayout, *, deferred_batch_norm: bool
+    module: nn.Module, balance: Sequence[int], schedule: Any, layout: SkipLayout, *, deferred: bool
 ) -> dict[str, Any]:
     """What a process has made its pipeline of."""
-
-    def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> str:
-        return fingerprint([(name, tuple(each.shape), str(each.dtype)) for name, each in tensors])
-
     return {
-        "parameters": fingerprints(module.named_parameters()),
+        "parameters": parameters_of([module]),
+        "buffers": {name: _form(each) for name, each in module.named_buffers()},
         "balance": list(balance),
         "skips": [*layout.routes.values()],
         "schedule": schedule if isinstance(schedule, str) else "one of your own",
-        "deferred_batch_norm": deferred_batch_norm,
-        "frozen parameters": fingerprint([each.requires_grad for each in module.parameters()]),
-        "buffers": fingerprints(module.named_buffers()),
-        "layers": fingerprint([(name, type(each).__qualname__) for name, each in module.named_modules()]),
+        "deferred_batch_norm": deferred,
+        "layers": {name or "the module": type(each).__qualname__ for name, each in module.named_modules()},
     }
 
 
-def compare(descriptions: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
-    """Check that all processes have made the same pipeline; each of them raises the same error.
+def parameters_of(modules: Iterable[nn.Module]) -> dict[str, str]:
+    """The type and shape of each parameter, and whether it is frozen."""
+    named = chain.from_iterable(module.named_parameters() for module in modules)
+    return {name: _form(each) + ("" if each.requires_grad else ", frozen") for name, each in named}
+
+
+def compare(
+    descriptions: Sequence[Mapping[str, Any]], ranks: Sequence[int], advice: str = "make the same pipeline everywhere"
+) -> None:
+    """Check that all processes have the same settings; each of them raises the same error.
 
     Args:
-        descriptions: of the processes.
+        descriptions: of the processes: a value, or a dict of texts, for each name.
         ranks: that they have in the whole job.
+        advice: what to do about it.
 
     Raises:
-        ValueError: they have not.
+        ValueError: one of them differs.
     """
     first = descriptions[0]
     for rank, other in zip(ranks, descriptions, strict=True):
         for name, value in first.items():
             if other[name] != value:
+                here, there = _difference(value, other[name])
                 raise ValueError(
-                    f"{name} must be the same in all processes, got {value} on rank {ranks[0]} and {other[name]} on "
-                    f"rank {rank}; make the same pipeline everywhere"
+                    f"{name} must be the same in all processes, got {here} on rank {ranks[0]} and {there} on rank "
+                    f"{rank}; {advice}"
                 )
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _difference(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two values, or the first items of two dicts that differ."""
+    if not isinstance(one, dict):
+        return one, other
+    for name in {**one, **other}:
+        here, there = (f"'{name}' ({each[name]})" if name in each else f"no '{name}'" for each in (one, other))
+        if here != there:
+            return here, there
+    return [*one], [*other]

@@ -6,17 +6,17 @@ The gradients of a partition are sent as soon as its last backward action has en
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
-from zlib import crc32
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpipe_bench.distributed import wire
+from gpipe_bench.distributed.agreement import compare, parameters_of
 from gpipe_bench.distributed.links import Links
+from gpipe_bench.distributed.nccl import DeviceGroup
 from gpipe_bench.distributed.news import LostError
 from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.schedules import Action
@@ -41,89 +41,124 @@ class Replicas:
         self.others = [links.ranks[peer] for peer in links]
         self._partitions: Sequence[nn.Module] = ()
         self._left: Counter[int] = Counter()
-        self._alike: tuple[Any, Tensor] | None = None
-        self._sums: list[tuple[Any, Tensor, list[Tensor]]] = []
+        self._sums: list[tuple[Any, Tensor, list[nn.Parameter]]] = []
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all replicas, which hold no tensors."""
-        found, empty = {self.links.rank: value}, Staging(torch.device("cpu")).empty
+    def agree(self, settings: Mapping[str, Any], advice: str = "make the same calls everywhere") -> None:
+        """Check that all replicas have the same settings, which hold no tensors; each of them raises the same error.
+
+        Raises:
+            ValueError: they have not.
+        """
+        found, empty = {self.links.rank: settings}, Staging(torch.device("cpu")).empty
         for peer in self.links:
-            self.links[peer].send(*wire.pack(("end", self.links.rank, peer, 0), value))
+            self.links[peer].send(*wire.pack(("end", self.links.rank, peer, 0), settings))
         for peer in self.links:
             found[peer] = self.links[peer].receive(empty).value(Tensor.cpu)
         for peer in self.links:
             self.links[peer].finish()
-        return [found[peer] for peer in sorted(found)]
+        compare([found[peer] for peer in sorted(found)], self.links.ranks, advice)
 
     def copy(self, module: nn.Module) -> None:
-        """Give the parameters and buffers of all replicas the values of the first one."""
-        with torch.no_grad(), _lost():
-            for tensor in (*module.parameters(), *module.buffers()):
-                value = tensor.detach().contiguous()
-                self._group.broadcast(value, 0).wait()
-                tensor.copy_(value)
+        """Give the parameters and buffers of all replicas the values of the first one.
 
-    def begin(self, partitions: Sequence[nn.Module], order: Sequence[Action]) -> None:
-        """Before a step: what the process will do with its partitions."""
+        Raises:
+            ValueError: one of them is neither dense nor a DTensor.
+        """
+        with torch.no_grad():
+            for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+                own = _local(name, tensor.detach())
+                value = own.resolve_conj().resolve_neg().contiguous()
+                # As bytes: gloo does not know all types.
+                self._wait(self._group.broadcast(value.flatten().view(torch.uint8), 0))
+                own.copy_(value)
+
+    def begin(self, partitions: Sequence[nn.Module], order: Sequence[Action], settings: Mapping[str, Any]) -> None:
+        """Before a step: what all processes will do, and the partitions of this one.
+
+        Raises:
+            ValueError: another replica has other settings, or trains other parameters.
+        """
+        # Replicas that average other gradients, or in another order, would hang or end the process.
+        self.agree({**settings, "parameters": parameters_of(partitions)})
         self._partitions, self._sums = partitions, []
-        own = [action.j for action in order if action.kind in "BW"]
-        self._left = Counter(own)
-        if own:
-            # Replicas that average other gradients, or in another order, would hang or end the process.
-            parameters = [each for part in partitions for each in part.parameters()]
-            grads = [(each.numel(), each.dtype, each.requires_grad) for each in parameters]
-            mark = crc32(repr((own, grads)).encode())
-            extremes = torch.tensor([mark, -mark])
-            with _lost():
-                self._alike = self._group.allreduce([extremes], dist.ReduceOp.MAX), extremes
+        self._left = Counter(action.j for action in order if action.kind in "BW")
 
     def done(self, action: Action) -> None:
-        """After an action: if it was the last one that adds to gradients of its partition, begin to average them."""
+        """After an action: if it was the last one that adds to gradients of its partition, begin to average them.
+
+        Raises:
+            ValueError: one of them is sparse.
+        """
         if action.kind in "BW":
             self._left[action.j] -= 1
             if not self._left[action.j]:
-                self._compare()
-                with _lost():
+                with torch.no_grad():
                     self._average(self._partitions[action.j])
 
     def finish(self) -> None:
         """Wait until all gradients are averaged."""
         while self._sums:
-            work, flat, grads = self._sums.pop()
-            with _lost():
-                work.wait()
-            flat /= self._group.size()
-            for grad, part in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
-                grad.copy_(part.view_as(grad))
+            work, flat, parameters = self._sums.pop()
+            self._wait(work)
+            with torch.no_grad():
+                sizes = [_local("", parameter.detach()).numel() for parameter in parameters]
+                *parts, there = torch.split(flat, [*sizes, len(parameters)])
+                for index, (parameter, part) in enumerate(zip(parameters, parts, strict=True)):
+                    if parameter.grad is None and there[index] != 0:
+                        parameter.grad = torch.zeros_like(parameter)
+                    if parameter.grad is not None:
+                        grad = _local("", parameter.grad)
+                        grad.copy_(part.view_as(grad))
 
-    def _compare(self) -> None:
-        """Once per step: whether all replicas average the same."""
-        if self._alike is not None:
-            (work, extremes), self._alike = self._alike, None
-            with _lost():
-                work.wait()
-            if extremes.sum() != 0:
-                raise ValueError(
-                    "replicas must train the same parameters in the same order, got different ones on ranks "
-                    f"{[*self.links.ranks]}; freeze the same layers in all of them"
-                )
+    def close(self) -> None:
+        """Close all connections, and abort what still waits on a device."""
+        self.links.close()
+        if isinstance(self._group, DeviceGroup):
+            self._group.abort()
 
     def _average(self, layers: nn.Module) -> None:
-        by_type: dict[torch.dtype, list[Tensor]] = {}
-        for parameter in layers.parameters():
+        by_type: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
+        for name, parameter in layers.named_parameters():
             if parameter.requires_grad:
-                # One that got no gradient here may have got one in another replica.
-                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = grad
-                by_type.setdefault(grad.dtype, []).append(grad)
-        for grads in by_type.values():
-            flat = torch.cat([grad.flatten() for grad in grads])
-            self._sums.append((self._group.allreduce([flat]), flat, grads))
+                if parameter.grad is None:
+                    # It may have got a gradient in another replica.
+                    part = torch.zeros_like(_local(name, parameter.detach()))
+                else:
+                    part = _local(name, _placed_as(parameter))
+                by_type.setdefault(parameter.dtype, []).append((parameter, part))
+        for dtype, pairs in by_type.items():
+            # A parameter that got no gradient in any replica gets none: behind all stands which ones there are.
+            there = torch.tensor([parameter.grad is not None for parameter, _ in pairs])
+            flat = torch.cat([*[part.flatten() for _, part in pairs], there.to(pairs[0][1].device, dtype)])
+            # Before they are added, since a sum may overflow where the mean does not.
+            flat /= self._group.size()
+            sent = torch.view_as_real(flat) if flat.is_complex() else flat
+            self._sums.append((self._group.allreduce([sent]), flat, [parameter for parameter, _ in pairs]))
+
+    def _wait(self, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise LostError(error) from None
 
 
-@contextmanager
-def _lost() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostError(error) from None
+def _local(name: str, tensor: Any) -> Tensor:
+    """The memory that this process has of a parameter, buffer or gradient: of a DTensor, its shard."""
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    # A collective may still fill it.
+    part = part.wait() if hasattr(part, "wait") else part
+    if part.layout != torch.strided or part.is_quantized or part.is_nested or hasattr(part, "__tensor_flatten__"):
+        kind = part.layout if part.layout != torch.strided else f"a {type(part).__name__}"
+        raise ValueError(
+            f"parameters, buffers and gradients of replicas must be dense tensors or DTensors, got '{name}', which is "
+            f"{kind}; convert it (sparse=False gives an embedding dense gradients), or leave out replicas="
+        )
+    found: Tensor = part
+    return found
+
+
+def _placed_as(parameter: Any) -> Any:
+    """The gradient of a parameter. That of a DTensor is placed as the parameter, so that replicas add what is alike."""
+    if hasattr(parameter, "placements") and parameter.grad.placements != parameter.placements:
+        parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+    return parameter.grad

@@ -118,7 +118,7 @@ class Exchange(Mailboxes):
                 # The others notice the end of a connection, and then find the reason.
                 self._links.close()
                 if self._replicas is not None:
-                    self._replicas.links.close()
+                    self._replicas.close()
                 if self._nccl is not None:
                     self._nccl.abort()
 
@@ -177,7 +177,7 @@ class Exchange(Mailboxes):
             job(self._replicas)
         except LostError as error:
             # Replicas may wait for one another: only those beside the failed one notice it.
-            self._replicas.links.close()
+            self._replicas.close()
             self._lost(self._replicas.others, error)
             self.check()
 

@@ -16,11 +16,12 @@ from gpipe_bench.distributed.connections import Connections, given_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.goal import Goal
+from gpipe_bench.distributed.norms import Norms, norms_of, total_norm
 from gpipe_bench.engine.arguments import named_device
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import GPipe, gather
 from gpipe_bench.engine.pipeline import hand_back
-from gpipe_bench.engine.randomness import state_digest
+from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.drive import Outputs, after
 from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, schedule_rows
@@ -28,6 +29,7 @@ from gpipe_bench.engine.runtime.loss import Losses
 from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.errors import DeviceCountError, PeerError
+from gpipe_bench.schedules import Action
 from gpipe_bench.schedules.program import Plan
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 from gpipe_bench.skip.namespace import SkipKey
@@ -85,6 +87,7 @@ class Pipe(GPipe):
     _size: int
     _device: torch.device
     _materialise: Callable[[nn.Module], object] | None
+    _evaluations: int
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Pipe(GPipe):
         given = given_group(group, mesh)
         rank, size = given.rank(), given.size()
         # Of the processes, until the schedule has said which partition belongs to which.
-        self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None)
+        self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None, _evaluations=0)
         refused: Exception | None = None
         try:
             own = named_device("device", device)
@@ -129,8 +132,7 @@ class Pipe(GPipe):
                 schedule=schedule,
                 workers="never",
             )
-            facts = description(module, self.balance, schedule, self._layout, deferred_batch_norm=deferred_batch_norm)
-            mine.update(facts)
+            mine.update(description(module, self.balance, schedule, self._layout, deferred=deferred_batch_norm))
             found = exchange.gather(mine)
             # All must have heard of the others before one of them stops.
             exchange.finish()
@@ -140,7 +142,7 @@ class Pipe(GPipe):
             exchange.replicated(share)
 
         def share(replicas: Replicas) -> None:
-            compare(replicas.gather(mine), replicas.links.ranks)
+            replicas.agree(mine, "make the same pipeline everywhere")
             replicas.copy(self)
 
         self._exchanged(make)
@@ -163,6 +165,7 @@ class Pipe(GPipe):
                 "a distributed pipeline must be called without gradients, got a call in grad mode; train with "
                 "pipe.step(input, target, loss), or use torch.no_grad()"
             )
+        self.__dict__["_evaluations"] += 1
         return self._exchanged(lambda exchange: self._evaluate(exchange, input))
 
     def step(
@@ -206,16 +209,14 @@ class Pipe(GPipe):
         Returns:
             The norm before.
         """
-        grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        own = nn.utils.get_total_norm(grads, norm_type).to(self._device)
         call = {"the call": "clip_grad_norm_", "max_norm": max_norm, "norm_type": norm_type}
 
-        def gathered(exchange: Exchange) -> list[Tensor]:
+        def gathered(exchange: Exchange) -> list[Norms]:
             self._agreed(exchange, call, "clip_grad_norm_")
-            return exchange.gather(own)
+            exchange.replicated(lambda replicas: replicas.agree(call))
+            return exchange.gather(norms_of(self.partitions, norm_type))
 
-        norms = self._exchanged(gathered)
-        total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        total = total_norm(self._exchanged(gathered), self._rows, norm_type, self._device)
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
         return total
 
@@ -251,8 +252,11 @@ class Pipe(GPipe):
         partitions = [
             part if row == self.rank else nn.Sequential() for part, row in zip(whole, self._rows, strict=True)
         ]
-        for layer in chain.from_iterable(partitions):
-            self._give_memory(layer)
+        numbers = {layer: number for number, layer in enumerate(chain.from_iterable(whole))}
+        with seeded(self._device) as seed:
+            for layer in chain.from_iterable(partitions):
+                seed(numbers[layer])
+                self._give_memory(layer)
         own = [pair for part in partitions for pair in part.named_children()]
         self._modules.clear()
         self._modules.update(own)
@@ -340,7 +344,7 @@ class Pipe(GPipe):
             "checkpoint": self.checkpoint,
             "training mode": self.training,
             "grad mode": torch.is_grad_enabled(),
-            "the schedule": fingerprint(lists.facts.schedule),
+            "the schedule": f"{lists.name} with {len(lists.facts.order)} actions, {fingerprint(lists.facts.schedule)}",
         }
 
     def _lists(self, plan: Plan[SkipKey]) -> ActionLists:
@@ -352,42 +356,47 @@ class Pipe(GPipe):
     def _train(self, exchange: Exchange, value: Any, goal: Goal) -> tuple[Tensor, Any]:
         plan, begin, microbatches = self._begun(exchange, value, training=True)
         lists, last = self._lists(plan), self._rows[-1]
+        order = lists.facts.order if plan.backward else lists.forward
+        exchange.replicated(lambda replicas: self._begin(replicas, begin, order))
         targets, loss, shares = (
             goal.shared(self.chunks, begin.sizes, learning=plan.backward) if self.rank == last else ([], goal.loss, ())
         )
         entering = [each for microbatch in microbatches for each in microbatch.values]
         with self._entered(plan, microbatches) as batch:
-            batch.randomness.digest = begin.seed
+            batch.randomness.share(begin.seed)
             end = Losses(loss, targets, shares, batch, keeps=goal.return_output)
             options: Any = {"learning": plan.backward, "threads": False, "mailboxes": exchange}
             runtime = Runtime(self._layout, microbatches, batch, lists, end, **options)
             microbatches.clear()
             try:
-                self._run(exchange, runtime, lists.facts.order if plan.backward else lists.forward)
+                self._run(exchange, runtime, order)
+                exchange.replicated(Replicas.finish)
                 total = end.total() if self.rank == last else None
             finally:
                 after(self._streams())
-            told = exchange.gather((total, batch.randomness.drew))
-            batch.randomness.drew = any(drew for _, drew in told)
+            told = exchange.gather((total, batch.randomness.found()))
+            batch.randomness.settle([found for _, found in told])
         hand_back(entering, runtime.input_grads)
         output = gather(end.outputs).unwrap() if goal.return_output and self.rank == last else None
         return told[last][0].to(self._device), output
+
+    def _begin(self, replicas: Replicas, begin: Begin, order: Sequence[Action]) -> None:
+        """Let the replicas agree on a step, and on how many evaluations were before it."""
+        settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": self._evaluations}
+        self.__dict__["_evaluations"] = 0
+        replicas.begin(self.partitions, order, settings)
 
     def _evaluate(self, exchange: Exchange, value: Any) -> Any:
         plan, begin, microbatches = self._begun(exchange, value, training=False)
         lists, end = self._lists(plan), Outputs(plan.m)
         with self._entered(plan, microbatches) as batch:
-            batch.randomness.digest = begin.seed
+            batch.randomness.share(begin.seed)
             options: Any = {"learning": False, "threads": False, "mailboxes": exchange}
             self._run(exchange, Runtime(self._layout, microbatches, batch, lists, end, **options), lists.forward)
             after(self._streams())
-            told = exchange.gather(batch.randomness.drew)
-            batch.randomness.drew = any(told)
+            batch.randomness.settle(exchange.gather(batch.randomness.found()))
         return gather(end.microbatches).unwrap() if self.rank == self._rows[-1] else None
 
     def _run(self, exchange: Exchange, runtime: Runtime, order: Sequence[Any]) -> None:
-        own = [action for action in order if self._rows[action.j] == self.rank]
-        exchange.replicated(lambda replicas: replicas.begin(self.partitions, own))
-        runtime.run(own)
+        runtime.run([action for action in order if self._rows[action.j] == self.rank])
         exchange.check()
-        exchange.replicated(Replicas.finish)

@@ -19,6 +19,7 @@ from gpipe_bench.engine.microbatch import (
     MicroBatch,
     Values,
     aliased_values,
+    cut,
     has_memory,
     needs_gradient,
     separated,
@@ -26,7 +27,7 @@ from gpipe_bench.engine.microbatch import (
 )
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
-from gpipe_bench.engine.randomness import Draws, ForwardRandomness
+from gpipe_bench.engine.randomness import BatchRandomness, Draws
 from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
 from gpipe_bench.engine.worker import Turns
 from gpipe_bench.errors import UnsupportedError
@@ -54,7 +55,7 @@ class BatchContext:
     components: Components
     transfer: str
     execution: ExecutionContext
-    randomness: ForwardRandomness
+    randomness: BatchRandomness
     turns: Turns
     observer: Observer | None
     partitions: list[Partition]
@@ -115,6 +116,11 @@ class Computation:
         self._count, self._structure, self._aliased = len(microbatch.values), microbatch.structure, aliased
         self._draws = Draws(batch.randomness, i, partition.j)
 
+    @property
+    def unsure(self) -> bool:
+        """Whether the numbers that the first pass drew cannot be drawn again: a recomputation must take its place."""
+        return self._draws.unsure
+
     def microbatch(self, values: Values) -> MicroBatch:
         """The first outputs, without skips, for the next layer."""
         return MicroBatch(values, self.structure, frozenset(index for index in self.aliased if index < len(values)))
@@ -130,12 +136,14 @@ class Computation:
             return self._run("forward", flat, around, keep=keep)
 
     def first_pass(self, flat: Values) -> tuple[Values, list[bool]]:
-        """Run without a graph; :meth:`recompute` follows.
+        """Run without a graph; :meth:`recompute` follows, and at once if :attr:`unsure`.
 
         Returns:
             The outputs, and whether each counts as needing a gradient. As in ``torch.utils.checkpoint``, every output
             that can have a gradient does, except an input that needs none and is handed on as it is.
         """
+        # A hook that a layer registers on its input belongs to the recomputation alone, not to the graph outside.
+        flat = cut(flat)
         needs: list[bool] = []
 
         def run(layers: Callable[[Values], Values], inputs: Values) -> Values:

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Final, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,16 @@ from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_sched
 from gpipe_bench.engine.sequential import PipeSequential, check_outermost, check_sharing
 from gpipe_bench.engine.transfer import Stream, current_stream, record_stream, wait_stream
 from gpipe_bench.engine.worker import Turns, this_thread
-from gpipe_bench.errors import PlacementError
+from gpipe_bench.errors import PlacementError, UnsupportedError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 from gpipe_bench.util.choices import TRANSFERS
 
 Device = torch.device | str | int
+
+NOT_TRACED: Final = (
+    "torch.export, torch.jit, torch.func transforms and forward-mode derivatives must be given a plain module, got a "
+    "pipeline, which runs its layers in threads; give them nn.Sequential(*pipe), which has the same layers and weights"
+)
 
 
 class Layers(nn.Module):
@@ -60,7 +65,7 @@ class Layers(nn.Module):
     _deferred: list[DeferredBatchNorm]
     _rows: tuple[int, ...]
     _places: list[Partition]
-    _random_ways: dict[tuple[int, bool], str]
+    _drawing: set[tuple[int, bool]]
     _turns: dict[tuple[bool, bool], Turns]
     _observer: Observer | None
     _lock: threading.Lock
@@ -209,12 +214,22 @@ class Layers(nn.Module):
             _deferred=[layer for layer in module.modules() if isinstance(layer, DeferredBatchNorm)],
         )
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse ``torch.jit.script``, which asks this of each module."""
+        raise UnsupportedError(NOT_TRACED)
+
     def _settle(self) -> None:
         """Let those layers run that are registered now: since the last batch some may have been replaced.
 
         Raises:
             RuntimeError: a batch of this pipeline is running, and this thread works for it.
+            UnsupportedError: a trace or a function transform calls the pipeline.
         """
+        # The stack of function transforms has no public name.
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - see above
+        traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # PyTorch has not annotated it
+        if transformed or traced or torch.compiler.is_exporting():
+            raise UnsupportedError(NOT_TRACED)
         if self._lock in this_thread.locks and self._lock.locked():
             raise RuntimeError(
                 "a pipeline must run one batch at a time, got a call from a loss, layer or hook of a batch that runs; "
@@ -233,14 +248,14 @@ class Layers(nn.Module):
         options: Any = {"portals": self.components.portals, "transfer": self.transfer}
         self.__dict__.update(
             _places=place(self.partitions, self.devices, self._rows, self._layout, **options),
-            _random_ways={},
+            _drawing=set(),
             _turns={},
             _observer=self.__dict__.get("_observer"),
             _lock=self.__dict__.get("_lock", threading.Lock()),
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        process_bound = {"_places", "_random_ways", "_turns", "_observer", "_lock"}
+        process_bound = {"_places", "_drawing", "_turns", "_observer", "_lock"}
         return {key: value for key, value in self.__dict__.items() if key not in process_bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -10,11 +10,12 @@ write clones the tensor first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import gc
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import combinations
-from types import ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -55,30 +56,35 @@ def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
         if not isinstance(leaf, Tensor) and _hides_tensors(leaf):
             raise TypeError(
                 f"layers must hand on tensors in tuples, lists or dicts, got a {type(leaf).__name__} that holds "
-                "some; return a tuple, or register the class with torch.utils._pytree.register_pytree_node"
+                "some; return these tensors in a tuple and put the rest together in the layer that uses them, or "
+                "register a class of your own with torch.utils._pytree.register_pytree_node"
             )
     return tuple(leaves), structure
 
 
+_LEFT_ALONE = (bool, int, float, complex, str, bytes, type, nn.Module, ModuleType, CodeType, FrameType, TracebackType)
+
+
 def _hides_tensors(value: Any) -> bool:
-    """Whether an object leads to tensors by attributes or, as a container, by items; modules are left alone."""
+    """Whether an object leads to tensors: by attributes, items, what a function closes over or a method is bound to.
+
+    Modules are left alone, and so are the global names of a function.
+    """
     seen: dict[int, Any] = {}
     todo = [value]
     while todo:
         each = todo.pop()
         if isinstance(each, Tensor):
             return True
-        if id(each) in seen or isinstance(each, (bool, int, float, complex, str, bytes, type, nn.Module, ModuleType)):
+        if id(each) in seen or isinstance(each, _LEFT_ALONE):
             continue
         seen[id(each)] = each  # its id stays its own for as long
-        if isinstance(each, Mapping):
-            todo += each.values()
-        elif isinstance(each, (list, tuple, AbstractSet)):
-            todo += each
-        todo += getattr(each, "__dict__", {}).values()
-        for kind in type(each).__mro__:
-            slots = getattr(kind, "__slots__", ())
-            todo += [getattr(each, name, None) for name in ([slots] if isinstance(slots, str) else slots)]
+        if isinstance(each, FunctionType):
+            todo += [each.__closure__, each.__defaults__, each.__kwdefaults__, each.__dict__]
+        else:
+            todo += gc.get_referents(each)
+            # What built-in functions are bound to, as Tensor.add is, which PyTorch does not tell the collector.
+            todo.append(getattr(each, "__self__", None))
     return False
 
 
@@ -132,12 +138,17 @@ def check_device(name: str, tensor: Tensor, device: torch.device | None) -> None
 
 def aliased_values(values: Sequence[Any], carried: Iterable[Tensor] = ()) -> frozenset[int]:
     """Indices of the tensors that share memory with another one among ``values``, or with one of ``carried``."""
-    tensors = [(index, value) for index, value in enumerate(values) if has_memory(value)]
-    found = {index for index, value in tensors if any(_overlap(value, other) for other in carried)}
-    for (one, first), (other, second) in combinations(tensors, 2):
-        if _overlap(first, second):
-            found |= {one, other}
-    return frozenset(found)
+    # Most tensors have a memory of their own, so only those of one memory are compared in pairs.
+    sharing: defaultdict[int, list[tuple[int, Tensor]]] = defaultdict(list)
+    for place, value in enumerate([*values, *carried]):
+        if has_memory(value):
+            sharing[value.untyped_storage().data_ptr()].append((place, value))
+    return frozenset(
+        place
+        for group in sharing.values()
+        for place, value in group
+        if place < len(values) and any(other != place and _overlap(value, theirs) for other, theirs in group)
+    )
 
 
 def separated(outputs: Values, inputs: Sequence[Any], kept: AbstractSet[int]) -> Values:

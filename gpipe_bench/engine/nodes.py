@@ -30,6 +30,30 @@ def behind(function: type[Function], values: Values, *args: Any) -> Values:
     return replace(values, indices, apply(function, *args, *(values[index] for index in indices)))
 
 
+class _Apart(Function):
+    """x -> x."""
+
+    # No code of a user: it may run again.
+    is_pure = True
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Any:
+        return pass_through(ctx, (value,), (True,))[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
+        return grads[0]
+
+
+def apart(values: Values) -> Values:
+    """Outputs of one node, each that requires a gradient behind a node of its own.
+
+    Autograd calls the hooks of all outputs of a node, with None for those that get no gradient.
+    """
+    indices = differentiable(values)
+    return replace(values, indices, [apply(_Apart, values[index]) for index in indices])
+
+
 def pass_through(ctx: FunctionCtx, values: Sequence[Any], needs_grad: Sequence[bool]) -> tuple[Any, ...]:
     """What the forward of a node between tasks returns: ``values``, its tensors detached.
 

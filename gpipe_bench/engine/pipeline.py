@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from gpipe_bench.engine.batchnorm import deferring
 from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.context import ExecutionContext, uncached_weights
-from gpipe_bench.engine.layers import Layers
+from gpipe_bench.engine.layers import NOT_TRACED, Layers
 from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
 from gpipe_bench.engine.paper.executor import PaperExecutor
-from gpipe_bench.engine.randomness import ForwardRandomness
+from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.engine.replicas import active_replica, check_layers, check_no_replica, check_replica
 from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attach
 from gpipe_bench.engine.runtime.lists import ActionLists
@@ -32,7 +33,7 @@ from gpipe_bench.engine.runtime.loss import Losses, check_loss, check_target, sp
 from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.runtime.runtime import End, Runtime
 from gpipe_bench.engine.worker import Turns, Workers, in_fresh_thread, this_thread
-from gpipe_bench.errors import ScheduleError
+from gpipe_bench.errors import ScheduleError, UnsupportedError
 from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.trees import tree_map_only
@@ -141,6 +142,11 @@ class Pipeline(Layers):
     def _entered(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> Iterator[BatchContext]:
         """What the tasks of a batch share, for as long as its forward passes run."""
         anew = bool(plan.checkpointed) or self._choice is not None
+        entering = [value for each in microbatches for value in each.values if isinstance(value, Tensor)]
+        tensors = (*entering, *self.parameters())
+        # PyTorch has not annotated it.
+        if any(unpack_dual(tensor).tangent is not None for tensor in tensors):  # type: ignore[no-untyped-call]
+            raise UnsupportedError(NOT_TRACED)
         if plan.backward:
             check_layers(self, whole=not anew)
         shared = plan.m > 1 and plan.n > 1
@@ -154,8 +160,8 @@ class Pipeline(Layers):
             self._hand_over(microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
-            randomness = ForwardRandomness(
-                self.devices, self._random_ways, concurrent=concurrent, training=self.training
+            randomness = BatchRandomness(
+                self.devices, self.partitions, self._drawing, concurrent=concurrent, training=self.training
             )
             aside, threads = plan.components.copy_streams and plan.n > 1, self._has_threads(plan)
             mode = self.training, threads

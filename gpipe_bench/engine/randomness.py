@@ -1,17 +1,18 @@
-"""The random numbers of each task: reproducible in a recomputation, and from run to run.
+"""The random numbers of each task: the same in its recomputation and in the next run from one seed.
 
-Numbers come from the generator of the partition's own device and from that of the CPU. In a pipeline whose tasks cannot
-run at the same time both are saved: their states are noted before the first pass and put back for the recomputation,
-and the numbers are exactly those of the plain module. Otherwise an accelerator's generator is saved still, since one
-thread at a time draws from it; the CPU's is shared by all workers, and treated by partition:
+Where tasks run one by one, they draw from the default generators, and the numbers are those of the plain module. A
+checkpointed task notes the states of the generators before its first pass, and puts those that moved back for the
+recomputation. An accelerator's generator is treated so everywhere, since one thread at a time draws from it, and so are
+the generators that layers have as attributes.
 
-    own        the task draws from a generator of its own, seeded from (batch, i, j), see
-               :mod:`gpipe_bench.engine.redirect`.
-    none       the partition does not draw from it, so nothing is done.
+Where partitions compute at the same time, they share the CPU's default generator. A task that draws from it then gets
+a generator of its own, seeded from (batch, i, j), see :mod:`gpipe_bench.engine.redirect`. Which tasks draw is observed:
 
-A partition's first pass in each training mode runs as if ``own``, which also shows what it does. Should a layer draw
-for the first time later (it may draw under a condition), the state of the CPU's generator gives it away at the end of
-the forward pass; recomputations of that batch then watch what they draw, and raise rather than train on another mask.
+    i = 0     first pass in a redirect, which shows whether the partition draws in this batch
+    i > 0     in a redirect if the partition draws, else as it is; the default generator's state shows whether a number
+              was drawn all the same. Nobody can know by which thread, so a checkpointed task is then recomputed at
+              once, in a redirect. Its outputs and its graph are those of the recomputation. From the next task on the
+              partition counts as one that draws.
 """
 
 from __future__ import annotations
@@ -19,19 +20,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gpipe_bench.engine.context import within
 from gpipe_bench.engine.partition import in_task
-from gpipe_bench.engine.redirect import Redirect, default_generator
-from gpipe_bench.errors import RandomnessError
-
-_UNKNOWN, _NONE, _SAVED, _OWN = "unknown", "none", "saved", "own"
+from gpipe_bench.engine.redirect import Loans, Redirect, default_generator, lending
 
 # Held by a recomputation that draws from the CPU's default generator, of which all backward threads have but one.
 _cpu_lock = threading.RLock()
@@ -39,72 +36,116 @@ _cpu_lock = threading.RLock()
 
 def state_digest() -> bytes:
     """Of the default generator."""
-    return hashlib.blake2b(_bytes(torch.default_generator.get_state()), digest_size=16).digest()
+    return hashlib.blake2b(_default_state(), digest_size=16).digest()
 
 
-class ForwardRandomness:
-    """The random numbers of one forward pass and its recomputations.
+def seed_of(digest: bytes, *place: int) -> int:
+    """A number for a place, such as a task (i, j), in what has this digest."""
+    return int.from_bytes(hashlib.blake2b(digest + b"%d," * len(place) % place, digest_size=7).digest(), "little")
+
+
+@contextmanager
+def seeded(device: torch.device) -> Iterator[Callable[[int], None]]:
+    """A block that draws other numbers for each ``number`` that it calls this function with.
+
+    They come from the default generators of the CPU and the device, which are put back at its end.
+    """
+    generators = {torch.default_generator, default_generator(device)}
+    before, digest = [(each, each.get_state()) for each in generators], state_digest()
+
+    def seed(number: int) -> None:
+        for each in generators:
+            each.manual_seed(seed_of(digest, number))
+
+    try:
+        yield seed
+    finally:
+        for each, state in before:
+            each.set_state(state)
+
+
+class BatchRandomness:
+    """The random numbers of one batch.
 
     Args:
         devices: one per partition.
-        ways: which way each partition goes in each training mode; kept from batch to batch.
+        layers: of the partitions.
+        drawing: partitions that were seen to draw, in training mode or not; kept from batch to batch.
         concurrent: whether tasks of this batch can run at the same time.
         training: training mode of the pipeline.
+
+    Attributes:
+        digest: what all seeds of this batch come from.
+        drew: whether a task has drawn from a generator of its own.
     """
 
     def __init__(
-        self, devices: Sequence[torch.device], ways: dict[tuple[int, bool], str], *, concurrent: bool, training: bool
+        self,
+        devices: Sequence[torch.device],
+        layers: Sequence[nn.Module],
+        drawing: set[tuple[int, bool]],
+        *,
+        concurrent: bool,
+        training: bool,
     ) -> None:
-        self.devices, self.concurrent = devices, concurrent
-        self._ways, self._training = ways, training
-        self._suspect = False
-        self.drew = False
+        self.devices, self.concurrent, self.drew = devices, concurrent, False
+        self._layers, self._drawing, self._training = layers, drawing, training
+        self._seen: set[int] = set()
+        self._generators: dict[int, list[torch.Generator]] = {}
+        self._start = _default_state() if concurrent else b""
+        self.digest = hashlib.blake2b(self._start, digest_size=16).digest() if concurrent else b""
         self.nested = concurrent and in_task()
-        self._state: bytes | None = _bytes(torch.default_generator.get_state()) if concurrent else None
-        # What all seeds of this batch come from; where processes share a batch, that of the first.
-        self.digest = b""
+        self._moved = False
 
-    def way(self, j: int) -> str:
-        """How a task of partition j that begins now gets its random numbers."""
-        return self._ways.get((j, self._training), _UNKNOWN) if self.concurrent else _SAVED
+    def share(self, digest: bytes) -> None:
+        """Let the batch be one of several processes, of which the first one has this digest."""
+        self.concurrent = True
+        self._start, self.digest = _default_state(), digest
 
-    def learn(self, j: int, redirect: Redirect) -> None:
-        """Remember whether partition j was seen to draw from a generator that it shares, now or before."""
-        self.drew |= redirect.drew
-        self._ways[j, self._training] = _OWN if redirect.drew or self.way(j) == _OWN else _NONE
+    def found(self) -> tuple[bool, bool]:
+        """Whether this process has drawn for its tasks, and from its default generator."""
+        return self.drew, _default_state() != self._start
 
-    def forget(self) -> None:
-        """Find out anew which partitions draw."""
-        for key, way in list(self._ways.items()):
-            if key[1] == self._training and way == _NONE:
-                del self._ways[key]
-
-    def seed(self, i: int, j: int) -> int:
-        """A number for task (i, j) of this batch."""
-        return int.from_bytes(hashlib.blake2b(self._seed() + b"%d,%d" % (i, j), digest_size=7).digest(), "little")
-
-    @property
-    def suspect(self) -> bool:
-        """Whether a task may have drawn unexpectedly: since the batch began, the CPU's generator has moved on."""
-        return self._suspect or (self._state is not None and self._state != _bytes(torch.default_generator.get_state()))
+    def settle(self, found: Sequence[tuple[bool, bool]]) -> None:
+        """Take what all processes have found, so that their default generators go the same way."""
+        self.drew, self._moved = any(drew for drew, _ in found), any(moved for _, moved in found)
 
     def end(self) -> None:
-        """After the forward pass: note unexpected draws, and let the next batch draw other numbers."""
-        if not self.concurrent:
-            return
-        self._suspect = self.suspect
-        if self._suspect:
-            self._seed()
-        self._state = None
-        if self.drew:
+        """Let the next batch draw other numbers."""
+        if self._moved:
+            torch.default_generator.manual_seed(seed_of(hashlib.blake2b(self._start).digest()))
+        elif self.concurrent and self.drew:
             torch.empty(1).uniform_()
 
-    def _seed(self) -> bytes:
-        """The digest; a recomputation asks only if its first pass did, or if suspect."""
-        # A digest, made when needed: the graph keeps this batch, and the state itself is 5 kB.
-        if not self.digest and self._state is not None:
-            self.digest = hashlib.blake2b(self._state, digest_size=16).digest()
-        return self.digest
+    def watches(self, j: int) -> bool:
+        """Whether a task of partition j that begins now may draw. The loss has the place after the last partition."""
+        return j not in self._seen or (j, self._training) in self._drawing
+
+    def learn(self, j: int, *, drew: bool, unsure: bool) -> None:
+        """Remember whether a task of partition j was seen to draw, or may have drawn."""
+        self._seen.add(j)
+        self.drew |= drew
+        if drew or unsure:
+            self._drawing.add((j, self._training))
+
+    def device(self, j: int) -> torch.device:
+        """Of partition j, or of the loss."""
+        return self.devices[min(j, len(self.devices) - 1)]
+
+    def noted(self, j: int) -> list[torch.Generator]:
+        """The generators whose states a checkpointed task of partition j notes."""
+        if j not in self._generators:
+            device = self.device(j)
+            own = [
+                value
+                for layer in self._layers[j].modules()
+                for value in vars(layer).values()
+                if isinstance(value, torch.Generator)
+            ]
+            own += [default_generator(device)] if device.type != "cpu" else []
+            own += [] if self.concurrent else [torch.default_generator]
+            self._generators[j] = list(dict.fromkeys(own))
+        return self._generators[j]
 
 
 @dataclass(slots=True)
@@ -115,82 +156,76 @@ class Draws:
         batch: the batch it belongs to.
         i: its micro-batch.
         j: its partition.
-        way: ``unknown``, ``none``, ``saved`` or ``own``; found out when the task begins, not when it is
-            launched: then the partition's task before it has ended.
+        drew: whether its first pass drew from a generator of its own.
+        unsure: whether somebody drew from the default generator during its first pass, or may have: its numbers cannot
+            be found again.
         states: generators that the first pass drew from as they are, and the states in which it found them.
     """
 
-    batch: ForwardRandomness
+    batch: BatchRandomness
     i: int
     j: int
-    way: str = _UNKNOWN
+    drew: bool = False
+    unsure: bool = False
     states: tuple[tuple[torch.Generator, Tensor], ...] = ()
 
-    def first_pass(self, *, again: bool = True) -> AbstractContextManager[None]:
+    @contextmanager
+    def first_pass(self, *, again: bool = True) -> Iterator[None]:
         """For the first pass; ``again`` says whether a recomputation will follow."""
-        self.way = self.batch.way(self.j)
-        blocks = []
-        if again and (self.way == _SAVED or self.batch.devices[self.j].type != "cpu"):
-            blocks.append(self._saved())
-        if self.way in (_UNKNOWN, _OWN):
-            blocks.append(self._own())
-        return within(blocks)
-
-    def replay(self) -> AbstractContextManager[None]:
-        """For the recomputation: the same numbers once more."""
-        blocks = [self._restored()] if self.states else []
-        if self.way in (_UNKNOWN, _OWN):
-            blocks.append(self._own())
-        elif self.way == _NONE and self.batch.suspect:
-            blocks.append(self._watched())
-        return within(blocks)
-
-    def _redirect(self) -> Redirect:
-        kind = self.batch.devices[self.j].type
-        seed = self.batch.seed(self.i, self.j)
-        return Redirect(seed, None if kind == "cpu" else kind, nested=self.batch.nested)
-
-    @contextmanager
-    def _own(self) -> Iterator[None]:
-        with self._redirect() as redirect:
+        noted = [(each, each.get_state()) for each in self.batch.noted(self.j)] if again else []
+        if not self.batch.concurrent:
             yield
-        self.batch.learn(self.j, redirect)
-
-    @contextmanager
-    def _saved(self) -> Iterator[None]:
-        """Note the states of the generators that the first pass draws from as they are."""
-        device = self.batch.devices[self.j]
-        generators = [default_generator(device)]
-        if not self.batch.concurrent and device.type != "cpu":
-            generators.append(torch.default_generator)
-        before = [(generator, generator.get_state()) for generator in generators]
-        yield
+        else:
+            watched = self.batch.watches(self.j)
+            with self._redirect() if watched else self._bare() as redirect:
+                before = _default_state()
+                yield
+                self.unsure = self.unsure or before != _default_state()
+            if redirect is not None:
+                self.drew, self.unsure = redirect.drew, self.unsure or redirect.disturbed
+            self.batch.learn(self.j, drew=self.drew, unsure=self.unsure)
         # Only generators that were used are put back: devices recompute at the same time, and share the CPU's.
-        self.states = tuple([pair for pair in before if _bytes(pair[1]) != _bytes(pair[0].get_state())])
+        self.states = tuple([pair for pair in noted if _bytes(pair[1]) != _bytes(pair[0].get_state())])
 
     @contextmanager
-    def _restored(self) -> Iterator[None]:
-        shared = any(generator.device.type == "cpu" for generator, _ in self.states)
+    def replay(self) -> Iterator[None]:
+        """For the recomputation: the same numbers once more."""
+        shared = any(generator is torch.default_generator for generator, _ in self.states)
         with _cpu_lock if shared else nullcontext():
             now = [(generator, generator.get_state()) for generator, _ in self.states]
             for generator, state in self.states:
                 generator.set_state(state)
             try:
-                yield
+                with self._redirect() if self.drew or self.unsure else nullcontext() as redirect:
+                    yield
             finally:
                 for generator, state in now:
                     generator.set_state(state)
+        if redirect is not None:
+            self.batch.drew |= redirect.drew
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        with self._redirect() as redirect:
+    def _bare(self) -> Iterator[None]:
+        """Without a redirect: a draw while the default generator is on loan would leave no trace in its state."""
+        with lending:
+            made, Loans.bare = Loans.made, Loans.bare + 1
+        try:
             yield
-        if redirect.drew:
-            self.batch.forget()
-            raise RandomnessError(
-                f"random numbers of partition {self.j} must be drawn from the first batch on, got the first draw in a "
-                "later batch, whose masks cannot be reproduced; run the batch again: from now on they can"
-            )
+        finally:
+            with lending:
+                Loans.bare -= 1
+                self.unsure |= made != Loans.made
+
+    def _redirect(self) -> Redirect:
+        kind = self.batch.device(self.j).type
+        seed = seed_of(self.batch.digest, self.i, self.j)
+        return Redirect(seed, None if kind == "cpu" else kind, nested=self.batch.nested)
+
+
+def _default_state() -> bytes:
+    """Of the CPU's default generator, when no operator has it on loan."""
+    with lending:
+        return _bytes(torch.default_generator.get_state())
 
 
 def _bytes(state: Tensor) -> bytes:

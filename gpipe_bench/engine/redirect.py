@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from traceback import walk_stack
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.utils.checkpoint
@@ -22,8 +20,24 @@ from gpipe_bench.engine.dispatch_mode import DispatchMode
 from gpipe_bench.engine.partition import TASK
 from gpipe_bench.errors import RandomnessError
 
-_swap_lock = threading.Lock()
+lending: Final = threading.RLock()
+"""Held while an operator has the default generator on loan."""
+
+
+class Loans:
+    """Counts, under the lock, what could disturb each other.
+
+    Attributes:
+        bare: tasks that run without a redirect, beside other tasks. They would draw from the default generator.
+        made: how often the default generator was on loan, and numbers were drawn from it.
+    """
+
+    bare = made = 0
+
+
 _CHECKPOINT = torch.utils.checkpoint.__file__
+# Those of PyTorch, whose operators are tagged if they draw. Collectives wait for others, so they must hold no lock.
+_TAGGED = {"aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"}
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -50,6 +64,7 @@ class Redirect(DispatchMode):
 
     Attributes:
         drew: whether random numbers were drawn, other than those of ``keep``.
+        disturbed: whether a task that could draw from the default generator ran while that was on loan.
 
     Raises:
         RandomnessError: a number is drawn where somebody else will want to draw it again, without the generators of
@@ -62,41 +77,55 @@ class Redirect(DispatchMode):
         self._keep = keep
         self._nested = nested
         self._generators: dict[torch.device, torch.Generator] = {}
-        self.drew = False
+        self.drew = self.disturbed = False
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it is random, with the task's generator."""
-        if not _is_random(func) or _drops_nothing(func, args, kwargs):
+        if not _may_draw(func):
             return func(*args, **kwargs)
+        if not _is_random(func):
+            # Nobody knows what it does inside, so its numbers on the CPU are the task's whatever its tensors are on.
+            return self._lent(torch.device("cpu"), func, args, kwargs)
         device = _device_of(args, kwargs)
-        if device.type == self._keep:
+        if device.type == self._keep or _drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
+        func = _with_generator(func)
+        names = _argument_names(func)
+        if "generator" not in names:
+            return self._lent(device, func, args, kwargs)
+        named = dict(zip(names, args, strict=False), **kwargs)
+        given = named.get("generator")
+        if given is not None and _address(given) != _address(default_generator(device)):
+            return func(*args, **kwargs)
+        self._draw()
+        index = min(names.index("generator"), len(args))
+        rest = dict(zip(names[index:], args[index:], strict=False)) | kwargs
+        return func(*args[:index], **{**rest, "generator": self._generator(device)})
+
+    def _draw(self) -> None:
         self.drew = True
         _check_drawn_once(nested=self._nested)
-        if "generator" in (names := _argument_names(func)):
-            if dict(zip(names, args, strict=False), **kwargs).get("generator") is None:
-                kwargs = {**kwargs, "generator": self._generator(device)}
-            return func(*args, **kwargs)
-        with self._swapped(device):
-            return func(*args, **kwargs)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
 
-    @contextmanager
-    def _swapped(self, device: torch.device) -> Iterator[None]:
-        """For operators that know only the default generator, lend it the task's state."""
+    def _lent(self, device: torch.device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that knows only the default generator, which gets the task's state for as long."""
         own, shared = self._generator(device), default_generator(device)
-        with _swap_lock:
-            before = shared.get_state()
-            shared.set_state(own.get_state())
+        with lending:
+            before, lent = shared.get_state(), own.get_state()
+            shared.set_state(lent)
             try:
-                yield
+                return func(*args, **kwargs)
             finally:
                 own.set_state(shared.get_state())
                 shared.set_state(before)
+                if not torch.equal(own.get_state(), lent):
+                    Loans.made += 1
+                    self.disturbed |= Loans.bare > 0
+                    self._draw()
 
 
 def _check_drawn_once(*, nested: bool) -> None:
@@ -117,9 +146,30 @@ def _refusal(got: str, advice: str) -> str:
     )
 
 
+def _address(generator: Any) -> int:
+    """PyTorch wraps a generator anew for each call: its address tells which one it is."""
+    address: int = generator._cdata  # noqa: SLF001 - it has no public name
+    return address
+
+
+@functools.cache
+def _may_draw(func: Any) -> bool:
+    """Whether it is tagged so, or is not PyTorch's own: users' operators have no tag."""
+    return _is_random(func) or func.namespace not in _TAGGED
+
+
 @functools.cache
 def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
+
+
+@functools.cache
+def _with_generator(func: Any) -> Any:
+    """The overload that takes a generator, as ``rand.generator`` for ``rand``, if there is one."""
+    name = func._overloadname  # noqa: SLF001 - public properties: pytorch#67254
+    other = getattr(func.overloadpacket, "generator" if name == "default" else f"{name}_generator", None)
+    same = other is not None and [each for each in _argument_names(other) if each != "generator"]
+    return other if same == _argument_names(func) else func
 
 
 @functools.cache

@@ -60,7 +60,7 @@ def made(group, other=1, **changes):
         ({"schedule": "zb_h1"}, "schedule"),
         ({"deferred_batch_norm": True}, "deferred_batch_norm"),
         ({"layers": with_buffer()}, "buffers"),
-        ({"layers": with_frozen()}, "frozen parameters"),
+        ({"layers": with_frozen()}, "parameters"),
         ({"layers": [nn.Bilinear(3, 3, 3), *layers(3)]}, "parameters"),
         ({"layers": [type("Own", (nn.Linear,), {})(3, 3), *layers(3)]}, "layers"),
     ],

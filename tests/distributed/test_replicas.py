@@ -28,8 +28,8 @@ def made(burn=None, number=6, frozen=None, balance=(2, 1), width=3, **options):
     return Pipe(nn.Sequential(*layers), balance, chunks=2, checkpoint="never", **groups, **options)
 
 
-def step(pipe):
-    pipe.step(torch.ones(4, 3), torch.ones(4, 3), functional.mse_loss)
+def step(pipe, rows=4):
+    pipe.step(torch.ones(rows, 3), torch.ones(rows, 3), functional.mse_loss)
 
 
 def different(rank, options):
@@ -39,7 +39,7 @@ def different(rank, options):
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    [({"frozen": 0}, "frozen parameters"), ({"balance": (1, 2)}, "balance"), ({"width": 5}, "parameters")],
+    [({"frozen": 0}, "parameters"), ({"balance": (1, 2)}, "balance"), ({"width": 5}, "parameters")],
 )
 def test_replicas_that_differ(options, name, tmp_path):
     for rank, (kind, message) in enumerate(run_processes(SIZE, tmp_path, different, options)):
@@ -49,18 +49,55 @@ def test_replicas_that_differ(options, name, tmp_path):
         assert f"on rank {rank % 2 + 2};" in message
 
 
-def frozen_later(rank):
-    pipe = made()
-    step(pipe)
-    if rank == 2:
-        next(pipe.parameters()).requires_grad_(False)
-    step(pipe)
+def evaluate(pipe):
+    with torch.no_grad():
+        pipe(torch.ones(4, 3))
 
 
-def test_a_parameter_that_is_frozen_later_in_one_replica(tmp_path):
-    results = run_processes(SIZE, tmp_path, frozen_later)
-    assert all("replicas must train the same parameters" in message for _, message in results)
-    assert {kind for kind, _ in results} == {"ValueError", "PeerError"}
+def freeze(pipe):
+    next(pipe.parameters()).requires_grad_(False)
+
+
+CHANGES = {
+    "training mode": lambda pipe: pipe.eval(),
+    "chunks": lambda pipe: setattr(pipe, "chunks", 4),
+    "checkpoint": lambda pipe: setattr(pipe, "checkpoint", "always"),
+    "parameters": freeze,
+    "rows": lambda pipe: step(pipe, 6),
+    "grad mode": lambda pipe: torch.set_grad_enabled(False),
+    "calls of pipe(x) before this step": evaluate,
+    "the call": lambda pipe: pipe.clip_grad_norm_(1.0),
+    "max_norm": lambda pipe: pipe.clip_grad_norm_(2.0),
+}
+"""What a replica does before a step of both, by what the error names."""
+
+
+def differing(rank, name):
+    """The error of a step, and whether a gradient has changed in it."""
+    pipe = made(timeout_s=20)
+    step(pipe)
+    before = [parameter.grad.clone() for parameter in pipe.parameters()]
+    try:
+        if rank >= 2:
+            CHANGES[name](pipe)
+        elif name == "max_norm":
+            pipe.clip_grad_norm_(1.0)
+        step(pipe)
+    except Exception as error:  # noqa: BLE001 - it is a result
+        same = all(torch.equal(parameter.grad, grad) for parameter, grad in zip(pipe.parameters(), before, strict=True))
+        return type(error).__name__, str(error), same
+    return None
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_replicas_that_begin_to_differ_are_named_before_anything_runs(name, tmp_path):
+    results = run_processes(SIZE, tmp_path, differing, name)
+    # A process that has not compared yet may hear it from another one.
+    assert {"ValueError"} <= {kind for kind, *_ in results} <= {"ValueError", "PeerError"}
+    for _, message, same in results:
+        assert f"{name} must be the same in all processes, got" in message
+        assert "make the same calls everywhere" in message
+        assert same
 
 
 def fail():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import partial, wraps
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +98,25 @@ HIDING = {
     "set": lambda y: {y},
     "far inside": lambda y: Hidden([[[[[Hidden([y])]]]]]),
     "mapping": lambda y: MappingProxyType({"y": y}),
+    "partial": lambda y: partial(torch.add, y),
+    "keyword of a partial": lambda y: partial(torch.add, other=y),
+    "closure": lambda y: lambda x: x + y,
+    "closure of a closure": lambda y: wraps(torch.add)(lambda x: [x + y for _ in x]),
+    "default": lambda y: lambda x, y=y: x + y,
+    "keyword default": lambda y: lambda x, *, y=y: x + y,
+    "method": lambda y: Hidden(y).__eq__,
+    "method of a tensor": lambda y: y.add,
+    "callable object": lambda y: Hidden(partial(Hidden(y).__eq__)),
+    "keys": lambda y: {y: 1}.keys(),
+    "values": lambda y: {"y": y}.values(),
+    "items": lambda y: {"y": y}.items(),
+    "deque in an object": lambda y: Hidden(deque([y])),
+    "iterator": lambda y: iter([y]),
+    "map": lambda y: map(torch.neg, [y]),
+    "zip": lambda y: zip([y], [1], strict=True),
+    "generator": lambda y: (each for each in [y]),
+    "namespace": lambda y: SimpleNamespace(y=y),
+    "set in a dict in a tuple": lambda y: Hidden((1, {"y": frozenset([y])})),
 }
 
 
@@ -104,3 +125,27 @@ def test_an_object_that_hides_tensors_is_refused(name):
     pipe = on_cpu(nn.Sequential(nn.Linear(4, 4), Do(HIDING[name]), Do(lambda _: torch.ones(2, 1))), [2, 1], chunks=3)
     with pytest.raises(TypeError, match=r"layers must hand on tensors in tuples, lists or dicts, got a \w+ that holds"):
         pipe(torch.ones(6, 4))
+
+
+WEIGHT = torch.ones(4)
+
+
+def scaled(x, by=2.0):
+    return x * by + WEIGHT
+
+
+def times(number):
+    return lambda x: x * number
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.add, scaled, times(3), partial(scaled, by=3), len, "text", Flags().forward, {1: 2}.keys(), Hidden(range(9))],
+    ids=str,
+)
+@pytest.mark.parametrize("schedule", ["gpipe", None])
+def test_what_holds_no_tensor_or_only_those_of_modules_and_globals_goes_on_as_it_is(value, schedule):
+    seen = []
+    layers = nn.Sequential(Do(lambda x: (x, value)), Do(lambda pair: seen.append(pair[1]) or pair[0]))
+    on_cpu(layers, [1, 1], chunks=2, schedule=schedule)(torch.ones(4, 4))
+    assert all(each is value for each in seen)

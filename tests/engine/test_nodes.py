@@ -92,9 +92,9 @@ def expected(case: str, components: Components, checkpoint: str, transfer: str, 
     n = len(balance)
     checkpointed = {"always": M, "except_last": M - 1, "never": 0}[checkpoint]
     moved = transfer == "host"
-    # Without a gradient of the batch, the last micro-batch of except_last is one node on the first partition, so that a
-    # Join can tie it. Without any checkpoint, nothing there can be tied.
-    kept = checkpoint == "except_last" and not trained
+    # The last micro-batch of except_last is one node on each partition, which keeps its activations. Without any
+    # checkpoint and without a gradient of the batch, nothing on the first partition can be tied.
+    kept = n if checkpoint == "except_last" else 0
     untied = M - 1 if checkpoint == "never" and not trained else 0
     return {
         "Fork": (M - 1) * n * components.fork_join,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch._C import _len_torch_dispatch_stack
 
 from gpipe_bench import Components, GPipe, is_recomputing
-from gpipe_bench.errors import RandomnessError
 from gpipe_bench.schedules.cycles import clock_cycles, microbatch_major
 from tests.cover import cover
 from tests.engine.steps import ALL, scheduled
@@ -286,44 +285,6 @@ def conditional(either, checkpoint: str):
     return pipe
 
 
-def test_a_first_draw_in_a_later_batch_is_refused_once_rather_than_trained_on(either):
-    pipe = conditional(either, "always")
-    loss = pipe(batch(4)).sum()
-    with pytest.raises(
-        RandomnessError, match=r"partition 1 must be drawn from the first batch on.*run the batch again"
-    ):
-        loss.backward()
-    step(pipe)
-    assert torch.equal(pipe[1].first[3][-1], pipe[1].again[3][-1])
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
-def test_so_it_is_where_tasks_are_recomputed_before_the_last_forward_pass(schedule):
-    layers = nn.Sequential(nn.Identity(), Drop(on=False))
-    options = {"schedule": schedule, "backward": "scheduled", "checkpoint": "always"}
-    pipe = GPipe(layers, [1, 1], devices=["cpu"] * 2, chunks=4, **options)
-    pipe.step(batch(4), None, lambda output, _: output.sum())
-    layers[1].on = True
-    with pytest.raises(
-        RandomnessError, match=r"partition 1 must be drawn from the first batch on.*run the batch again"
-    ):
-        pipe.step(batch(4), None, lambda output, _: output.sum())
-
-
-def test_several_partitions_that_draw_later_are_refused_once_together(either):
-    pipe = two_partitions(either, interleaved=False, checkpoint="always")
-    for layer in pipe:
-        layer.on = False
-    step(pipe)
-    for layer in pipe:
-        layer.on = True
-    loss = pipe(batch(4)).sum()
-    with pytest.raises(RandomnessError, match="run the batch again"):
-        loss.backward()
-    step(pipe)
-    assert all(torch.equal(layer.first[3][-1], layer.again[3][-1]) for layer in pipe)
-
-
 def test_a_first_draw_in_a_later_batch_is_no_matter_without_checkpoints(either):
     pipe = conditional(either, "never")
     step(pipe)
@@ -355,7 +316,7 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_attention_draws_for_its_dropout_alone(dropout):
-    """Operators that draw are watched in every batch, which costs time; the others in the first batch."""
+    """Operators that draw are watched in every task, which costs time; the others in the first one of a batch."""
     layers = [Attention(dropout), Attention(dropout)]
     pipe = GPipe(nn.Sequential(*layers), balance=[1, 1], devices=["cpu"] * 2, chunks=2)
     for _ in range(2):

@@ -15,7 +15,8 @@ Guard is the first node of the backward pass of a batch with checkpoints. It ref
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from torch.autograd.graph import GradientEdge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, needs_gradient
-from gpipe_bench.engine.nodes import apply, check_whole, edge_of, pass_through
+from gpipe_bench.engine.nodes import apart, apply, check_whole, edge_of, pass_through
+from gpipe_bench.engine.runtime.cell import Inlet, receive
 from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
 __all__ = ["Slot", "checkpoint"]
@@ -34,36 +36,41 @@ __all__ = ["Slot", "checkpoint"]
 class Slot:
     """What Checkpoint and Recompute of one task share: the task, and its graph once it is there."""
 
-    __slots__ = ("_filled", "computation")
+    __slots__ = ("_edges", "_inlet", "computation")
 
     def __init__(self, computation: Computation) -> None:
         self.computation = computation
-        # Edges at which the graph ends, and leaves at which it begins; None for what needs no gradient.
-        self._filled: tuple[list[GradientEdge | None], list[Tensor | None]] | None = None
+        # Where the graph ends, None for what needs no gradient, and where it begins.
+        self._edges: list[GradientEdge | None] | None = None
+        self._inlet: Inlet
 
-    def fill(self, inputs: Values, *, again: bool = True) -> Values:
-        """Compute with a graph, unless that has been done; ``again`` says whether this is a recomputation."""
-        if self._filled is not None:
-            return ()
-        leaves = cut(inputs)
-        task = self.computation
-        outputs = task.recompute(leaves) if again else task.forward(leaves, again=True)
-        self._filled = (
-            [edge_of(value) if needs_gradient(value) else None for value in outputs],
-            [value if needs_gradient(value) else None for value in leaves],
-        )
-        return outputs
+    def compute(self, inputs: Values) -> Values:
+        """Compute once, with a graph that stays until the backward pass; layers may write to their inputs."""
+        return self.computation.forward(inputs, around=self._in_graph)
 
-    def run_backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Empty the slot and run its graph backward: gradients of the outputs to gradients of the inputs."""
-        (edges, leaves), self._filled = self._filled or ([], []), None
+    def fill(self, inputs: Values) -> Values:
+        """Recompute with a graph, and give the outputs, unless that has been done."""
+        return self.computation.recompute(inputs, around=self._in_graph) if self._edges is None else ()
+
+    def run_backward(self, grads: Sequence[Tensor | None], *, keep_graph: bool = False) -> list[Tensor | None]:
+        """Run the graph backward, from gradients of the outputs to those of the inputs; what gets none does not run."""
+        edges = self._edges or []
+        if not keep_graph:
+            self._edges = None
         pairs = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge is not None and grad is not None]
         del edges
-        if pairs:
-            roots, theirs = zip(*pairs, strict=True)
-            del pairs
-            self.computation.observed("backward", torch.autograd.backward, roots, theirs)
-        return [None if leaf is None else leaf.grad for leaf in leaves]
+        if not pairs:
+            return self._inlet.spread(())
+        roots, theirs = zip(*pairs, strict=True)
+        del pairs
+        backward = partial(torch.autograd.backward, retain_graph=keep_graph)
+        return self._inlet.collect(self.computation.observed, "backward", backward, roots, theirs)
+
+    def _in_graph(self, layers: Callable[[Values], Values], values: Values) -> Values:
+        inputs, self._inlet = receive(cut(values))
+        outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
+        self._edges = [edge_of(value) if needs_gradient(value) else None for value in outputs]
+        return outputs
 
 
 class Saved:
@@ -80,22 +87,34 @@ class Saved:
 
 
 class Checkpoint(Function):
-    """(phony, slot, keep, values...) -> values; with ``keep`` the first pass has a graph, and none is needed later."""
+    """(phony, slot, keep, values...) -> values; with ``keep`` the task is computed once, and its activations stay."""
 
     @staticmethod
     def forward(ctx: Any, phony: Tensor, slot: Slot, keep: bool, *values: Any) -> tuple[Any, ...]:
-        ctx.slot, ctx.inputs = slot, Saved(ctx, values)
+        ctx.slot, ctx.keep, ctx.count = slot, keep, len(values)
+        # With a phony instead of inputs autograd still refuses to run backward through a graph that it has freed.
+        ctx.inputs = Saved(ctx, (phony,) if keep else values)
         if keep:
-            outputs = slot.fill(values, again=False)
+            outputs = slot.compute(values)
             return pass_through(ctx, outputs, [needs_gradient(value) for value in outputs])
-        return pass_through(ctx, *slot.computation.first_pass(values))
+        outputs, needs = slot.computation.first_pass(values)
+        return pass_through(ctx, slot.fill(values) if slot.computation.unsure else outputs, needs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         slot: Slot = ctx.slot
+        count: int = ctx.count
+        # An edge of order alone leads here where the loss uses no output of the task.
+        if all(grad is None for grad in grads):
+            return (None,) * (3 + count)
+        inputs = ctx.inputs.values(ctx)
         with use_stream(slot.computation.stream):
-            slot.fill(ctx.inputs.values(ctx))
-            return (None, None, None, *slot.run_backward(grads))
+            if not ctx.keep:
+                slot.fill(inputs)
+            # Activations stay for as long as the caller's graph. Nodes of torch.compile ask the same, for want of a
+            # public name.
+            keep_graph = ctx.keep and torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001 - see above
+            return (None, None, None, *slot.run_backward(grads, keep_graph=keep_graph))
 
 
 def checkpoint(slot: Slot, values: Values, edge: Tensor, *, keep: bool = False) -> Values:
@@ -116,8 +135,9 @@ class Recompute(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         # Leaves of the graph belong to the stream on which they are made.
-        with use_stream(ctx.slot.computation.stream):
-            ctx.slot.fill(ctx.inputs.values(ctx))
+        if any(grad is not None for grad in grads):
+            with use_stream(ctx.slot.computation.stream):
+                ctx.slot.fill(ctx.inputs.values(ctx))
         return (None, None, *grads)
 
 

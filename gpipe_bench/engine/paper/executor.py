@@ -100,10 +100,10 @@ class PaperExecutor:
         flat = self._flat(i, partition.incoming)
         task = self._computation(i, j)
         phony, self._pending[i] = self._pending[i], None
-        # The last micro-batch of except_last is no checkpoint, but where its inputs need no gradient it is one node,
-        # too: there is nothing else to tie a Join to.
-        keep = self._plan.checkpointed > 0 and not checkpoint and not differentiable(flat)
-        if (checkpoint or keep) and (differentiable(flat) or self._batch.trained[j]):
+        # In a batch with checkpoints every task is one node, also one that keeps its activations: a Join can be tied to
+        # it, and layers behind an output that gets no gradient do not run backward.
+        keep = not checkpoint
+        if self._plan.checkpointed and (differentiable(flat) or self._batch.trained[j]):
             slot = Slot(task)
             self._running[i, j] = task, () if keep else flat, None if keep else slot
             job = partial(run_checkpointed, slot, flat, self._edge(i, j, phony), keep=keep)

@@ -18,8 +18,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
-from gpipe_bench.engine.nodes import apply, edge_of, get_phony, new_leaf
-from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
+from gpipe_bench.engine.nodes import apart, apply, edge_of, get_phony, new_leaf
+from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs, runs_users_code
 
 
 class Inlet:
@@ -61,8 +61,8 @@ class Inlet:
         """Take gradients from autograd."""
         if not self._is_open or self._grads:
             raise RuntimeError(
-                "with a schedule gradients must come from the pipeline's outputs, got some from a tensor "
-                "that a layer keeps aside, or that another layer has from there; return it as an output, or "
+                "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a "
+                "tensor that a layer keeps aside, or that another layer has from there; return it as an output, or "
                 "leave out schedule and backward and use checkpoint='never'"
             )
         self._grads = grads
@@ -70,6 +70,8 @@ class Inlet:
 
 class _Receive(Function):
     """(inlet, phony, [values...]) -> values, which backward keeps no hold of: gradients go to the inlet."""
+
+    is_pure = True
 
     @staticmethod
     def forward(ctx: Any, inlet: Inlet, _: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -115,6 +117,10 @@ class Outlet:
             # A layer may have left grad mode off.
             with torch.enable_grad():
                 self._start = apply(_HandOver, self._handed, outputs[index])
+
+    def runs_users_code(self) -> bool:
+        """Whether the layers may write to the gradients that they get."""
+        return runs_users_code([edge.node for _, edge in self._edges])
 
     def roots(self, grads: list[Tensor | None]) -> tuple[list[GradientEdge], list[Tensor]]:
         """Edges to begin at, and a gradient for each; those of the outputs are taken out of ``grads``."""
@@ -163,19 +169,20 @@ class Cell:
         if not self._checkpointed:
             return cut(self.task.forward(flat, around=self._in_graph))
         self._saved = flat, versions(flat)
-        return cut(*self.task.first_pass(flat))
+        outputs, needs = self.task.first_pass(flat)
+        return cut(self.recompute() if self.task.unsure else outputs, needs)
 
-    def recompute(self) -> None:
-        """R: fill a checkpointed cell, unless that has been done."""
+    def recompute(self) -> Values:
+        """R: fill a checkpointed cell, unless that has been done; gives its outputs."""
         if self._saved is None:
-            return
+            return ()
         (flat, before), self._saved = self._saved, None
         if before != versions(flat):
             raise RuntimeError(
                 "inputs of a checkpoint must stay as they are until the backward pass, got one modified by an inplace "
                 "operation; write to a copy, or later"
             )
-        self.task.recompute(flat, around=self._in_graph)
+        return self.task.recompute(flat, around=self._in_graph)
 
     def backward(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """B: gradients of the outputs, which are taken out of ``grads``, to gradients of the inputs."""
@@ -188,6 +195,9 @@ class Cell:
     def backward_inputs(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """I: as :meth:`backward`, but gradients of weights are left to W."""
         self.recompute()
+        if self._outlet.runs_users_code():
+            # W of the next partition may have noted the same memory.
+            grads[:] = [None if grad is None else grad.clone() for grad in grads]
         edges, theirs = self._outlet.roots(grads)
         if not edges:
             return self._inlet.spread(())
@@ -204,7 +214,6 @@ class Cell:
         found = self._inlet.collect(self.task.observed, "backward_inputs", halve)
         if self._later is not None:
             self._later.free_saved()
-            self._later.keep_apart(found)
         return found
 
     def backward_weights(self) -> None:
@@ -219,6 +228,6 @@ class Cell:
         if self._splits:
             # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
             self._edges = [edge_of(inputs[index]) for index in self._inlet.indices]
-        outputs = layers(inputs)
+        outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
         self._outlet = Outlet(outputs)
         return outputs

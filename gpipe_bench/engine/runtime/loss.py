@@ -12,6 +12,8 @@ from torch import Tensor
 
 from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.nodes import apart
+from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.runtime.cell import Inlet, receive
 from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
@@ -36,7 +38,7 @@ class Losses:
         self.outputs = [MicroBatch((), None)] * len(targets)
         self._loss, self._targets, self._shares = loss, list(targets), shares
         self._execution, self._stream, self._keeps = batch.execution, batch.ends[-1][0].computing, keeps
-        self._turns, self._place = batch.turns, len(batch.partitions)
+        self._turns, self._place, self._randomness = batch.turns, len(batch.partitions), batch.randomness
         self._values: list[Tensor | None] = [None] * len(targets)
         # Losses with their graph, and where the gradients of the outputs arrive, until the backward pass.
         self._open: dict[int, tuple[Tensor | None, Inlet]] = {}
@@ -48,8 +50,9 @@ class Losses:
             values, inlet = receive(microbatch.values)
             loss = None
             if self._shares[i]:
-                output = MicroBatch(values, microbatch.structure).unwrap()
-                with self._turns.turn(self._place):
+                output = MicroBatch(apart(values) if len(inlet.indices) > 1 else values, microbatch.structure).unwrap()
+                draws = Draws(self._randomness, i, self._place).first_pass(again=False)
+                with draws, self._turns.turn(self._place):
                     loss = check_loss(self._loss(output, target)) * self._shares[i]
                 self._values[i] = loss.detach()
         self._open[i] = loss, inlet

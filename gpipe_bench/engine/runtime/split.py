@@ -13,9 +13,10 @@ may do so. A user's code runs once, in I, together with the gradients of its wei
 and nodes with a hook behind them may write to their gradients, add to attributes of weights, or free what they kept.
 W notes copies in a graph with such nodes, since they may write to a gradient that another node has got as well.
 
-A call of autograd walks over all nodes that its roots lead to. If W began its calls at these nodes, its host time would
-grow with the square of the number of layers. So W calls each node itself, as ``node(*grads)``, within a task of autograd
-that needs the gradients of the branches: a node computes only what the running task needs. Autograd begins behind it.
+A call of autograd walks over all nodes that its roots lead to. If W began its calls at these nodes, its host time
+would grow with the square of the number of layers. So W calls each node itself, as ``node(*grads)``, within a task of
+autograd that needs the gradients of the branches: a node computes only what the running task needs. Autograd begins
+behind it.
 
 PyTorch documents ``Node.next_functions``, ``Node.register_hook``, ``GradientEdge``, ``backward(inputs=)`` and hooks of
 saved tensors. It does not document ``node(*grads)``, what a node computes (a comment in its C++ header says it, at
@@ -29,7 +30,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor, strided
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
@@ -98,15 +99,6 @@ class WeightsLater:
             saved.free()
         self.packed = ()
 
-    def keep_apart(self, grads: Sequence[Tensor | None]) -> None:
-        """Copy what shares memory with gradients of the inputs, to which the layers before may write."""
-        leaving = {_memory(grad) for grad in grads if grad is not None} - {0}
-        if leaving:
-            for branch in self._branches.values():
-                if not leaving.isdisjoint([_memory(grad) for grad in branch.grads if grad is not None]):
-                    branch.grads = tuple([_copied(grad) for grad in branch.grads])
-            self._ends = [(edge, grad.clone() if _memory(grad) in leaving else grad) for edge, grad in self._ends]
-
     def run(self) -> None:
         """Compute the gradients of the weights."""
         if self._ends:
@@ -121,7 +113,7 @@ class WeightsLater:
     def _run_branches(self) -> None:
         """Call each node, and let autograd begin behind it.
 
-        A weight copies a gradient that somebody else holds, as ``grads`` does here: no two weights keep one and the same.
+        A weight copies a gradient that somebody else holds, as ``grads`` does here: no two weights keep the same one.
         """
         # It sums a gradient up to the shape of its weight. torch.autograd.backward refuses such a gradient.
         run_backward = torch.autograd.Variable._execution_engine.run_backward  # noqa: SLF001 - it has no public name
@@ -131,6 +123,8 @@ class WeightsLater:
             if found:
                 edges, grads = zip(*found, strict=True)
                 run_backward(edges, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
+                del edges, grads
+            del found
 
 
 def backward_inputs(
@@ -173,6 +167,20 @@ def backward_inputs(
     return later
 
 
+def runs_users_code(roots: Sequence[Node]) -> bool:
+    """Whether a backward pass from these nodes runs a user's code, which may write to the gradients that it gets."""
+    seen: set[Node] = set()
+    todo = list(roots)
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            if _is_users(node):
+                return True
+            seen.add(node)
+            todo += [each for each, _ in node.next_functions if each is not None]
+    return False
+
+
 def _is_users(node: Node) -> bool:
     """Whether the backward of a node is a user's code, of Python or of C++, and not one of the engine's own."""
     if isinstance(node, BackwardCFunction):
@@ -191,11 +199,6 @@ def _waits(node: Node, branch: Branch) -> bool:
 
 def _copied(grad: Tensor | None) -> Tensor | None:
     return None if grad is None else grad.clone()
-
-
-def _memory(grad: Tensor) -> int:
-    """The address of the memory of a dense gradient; 0 for any other, which no two nodes share."""
-    return grad.untyped_storage().data_ptr() if grad.layout is strided else 0
 
 
 def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], dict[Node, Branch]] | None:

@@ -14,7 +14,6 @@ from torch import nn
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.emulator.races import find_races
 from gpipe_bench.emulator.trace import recording
-from gpipe_bench.errors import RandomnessError
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from tests.emulator.inside.pipelines import (
@@ -176,8 +175,6 @@ def test_dropout_of_a_device_beside_numbers_of_the_cpu_that_begin_later(schedule
     assert gradient_is_output(pipe)
     for layer in pipe:
         layer.host = True
-    with pytest.raises(RandomnessError, match="run the batch again"):
-        gradient_is_output(pipe)
     assert gradient_is_output(pipe)
     assert gradient_is_output(pipe)
 
