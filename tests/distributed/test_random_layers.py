@@ -59,7 +59,7 @@ def one_rank(case: Case, model: nn.Sequential, ledger: Ledger, balance: list[int
         return pipe.step(batch, target, squares, reduction="sum")
 
     try:
-        return trained(pipe, ledger, *case.batch(), step)
+        return trained(pipe, ledger, *case.batch(), step, nn.Module.__call__ if case.draws else None)
     finally:
         pipe.close()
 

@@ -940,10 +940,20 @@ def random_model(kinds: Sequence[str], seed: int, rows: int, ledger: Ledger, *, 
     for each in chosen:
         slot = draw.choice(slots)
         slot.insert(draw.randrange(len(slot) + 1), each)
+    before: Any = None
+    for slot in slots:
+        there, slot[:] = [*slot] or [Linear], []
+        for kind in there:
+            if kind is HookOnInput and before in (HookOnOutput, Equilibrium, CallBefore):
+                # Hooks of one tensor are called in the order in which layers register them; at a cut the later ones are
+                # called first.
+                slot.append(Linear)
+            slot.append(kind)
+            before = kind
     layers = [
         [
             kind(f"{place}.{number} {kind.__name__}", ledger, draw, rows, shares=shares)
-            for number, kind in enumerate(slot or [Linear])
+            for number, kind in enumerate(slot)
         ]
         for place, slot in enumerate(slots)
     ]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import Components
-from tests.engine.random_layers import KINDS, SKIPS, UNUSED, WIDTH, Ledger, first, random_model
+from tests.engine.random_layers import DRAWING, KINDS, SKIPS, UNUSED, WIDTH, Ledger, first, random_model
 from tests.engine.steps import ALL, DOUBLE, scheduled
 from tests.engine.support import FACTORIAL, MODES
 
@@ -49,8 +49,15 @@ def squares(output: Any, target: Tensor) -> Tensor:
     return (first(output) - target).square().sum()
 
 
-def trained(model: nn.Module, ledger: Ledger, batch: Tensor, target: Tensor, step: Callable[..., Tensor]) -> Found:
-    """Two steps, of which the second adds to the gradients of the first."""
+def trained(
+    model: nn.Module,
+    ledger: Ledger,
+    batch: Tensor,
+    target: Tensor,
+    step: Callable[..., Tensor],
+    evaluate: Callable[[nn.Module, Tensor], Any] | None,
+) -> Found:
+    """Two steps, of which the second adds to the gradients of the first; then ``evaluate`` in both modes."""
     batch = batch.detach().clone().requires_grad_(batch.requires_grad)
     found = Found(ledger)
     for ledger.step in range(STEPS):
@@ -62,6 +69,10 @@ def trained(model: nn.Module, ledger: Ledger, batch: Tensor, target: Tensor, ste
     for module in model.modules():
         for each in getattr(module, "kept", ()):
             module.note("retained", each.grad)
+    for training in (False, True) if evaluate else ():
+        ledger.step += 1
+        with torch.no_grad():
+            evaluate(model.train(training), batch)
     return found
 
 
@@ -127,6 +138,11 @@ class Case:
         never = self.checkpoint == "never" or (self.checkpoint == "except_last" and self.chunks == 1)
         return self.schedule is None and never
 
+    @property
+    def draws(self) -> bool:
+        """Whether layers draw random numbers; such a model is evaluated after the training."""
+        return not set(DRAWING).isdisjoint(self.kinds)
+
     def model(self, ledger: Ledger) -> nn.Sequential:
         kinds = [kind for kind in self.kinds if not (self.is_one_graph and kind in UNUSED)]
         return random_model(kinds, self.seed, self.rows, ledger, shares=not self.is_one_graph)
@@ -155,7 +171,11 @@ class Case:
                     loss.backward()
             return total
 
-        return trained(model, ledger, *self.batch(), step)
+        def evaluate(model: nn.Module, batch: Tensor) -> None:
+            for x in batch.split(self.rows):
+                model(x)
+
+        return trained(model, ledger, *self.batch(), step, evaluate if self.draws else None)
 
     def piped(self) -> Found:
         """A pipeline of threads."""
@@ -173,7 +193,7 @@ class Case:
         pipe = scheduled(model, self.balance(len(model)), self.schedule, chunks=self.chunks,
                          checkpoint=self.checkpoint, **self.options)  # fmt: skip
         torch.manual_seed(self.seed + 1)
-        return trained(pipe, ledger, *self.batch(), step)
+        return trained(pipe, ledger, *self.batch(), step, nn.Module.__call__ if self.draws else None)
 
     def compare(self, found: Found, expected: Found) -> None:
         recomputed = {"always": self.chunks, "except_last": self.chunks - 1, "never": 0}[self.checkpoint]
@@ -190,7 +210,7 @@ def check(case: Case) -> None:
     try:
         found = case.piped()
         case.check(found)
-        if found.ledger.masks:
+        if case.draws:
             assert case.piped().ledger.masks == found.ledger.masks, "the same seed gave other masks"
     except Exception as error:
         error.add_note(f"in {case} with {case.options}")
