@@ -44,6 +44,31 @@ class Group(Protocol):
         """Begin to receive a tensor, or a shorter one into its beginning."""
 
 
+class BothWays:
+    """A group with connections of their own for messages to higher ranks and to lower ones.
+
+    Gloo locks a connection while a message begins or is waited for, and gloo's own thread then asks for the lock again
+    and again. With one connection for both directions it would keep a core busy that the process needs.
+
+    Args:
+        upwards: for messages to a higher rank.
+        downwards: for messages to a lower rank.
+    """
+
+    def __init__(self, upwards: Any, downwards: Any) -> None:
+        self._upwards, self._downwards, self._rank = upwards, downwards, upwards.rank()
+        self.rank, self.size = upwards.rank, upwards.size
+        self.allreduce, self.broadcast = upwards.allreduce, upwards.broadcast
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
+        """Begin to send a tensor."""
+        return (self._upwards if self._rank < rank else self._downwards).send(tensors, rank, tag)
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
+        """Begin to receive a tensor, or a shorter one into its beginning."""
+        return (self._upwards if rank < self._rank else self._downwards).recv(tensors, rank, tag)
+
+
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 """For each group how many pipelines had it: its processes make their pipelines in the same order."""
 
@@ -76,7 +101,8 @@ def own_groups(group: Any, timeout_s: float, device: torch.device) -> tuple[Grou
     def made(kind: Any, way: str, options: Any) -> Any:
         return kind(distributed_c10d.PrefixStore(way, store), group.rank(), group.size(), options)
 
-    host, news = (made(dist.ProcessGroupGloo, way, timeout) for way in ("host", "news"))
+    upwards, downwards, news = (made(dist.ProcessGroupGloo, way, timeout) for way in ("host up", "host down", "news"))
+    host = BothWays(upwards, downwards)
     if device.type != "cuda" or "nccl" not in dist.get_backend_config(group):
         return host, news
     options = dist.ProcessGroupNCCL.Options()

@@ -112,13 +112,15 @@ class Exchange(Mailboxes):
         self.stop()
         if self.failure is None:
             self.failure = reason
-            self._news.tell(reason)
-            # The others notice the end of a connection, and then find the reason.
-            self._links.close()
-            if self._replicas is not None:
-                self._replicas.links.close()
-            if self._nccl is not None:
-                self._nccl.abort()
+            try:
+                self._news.tell(reason)
+            finally:
+                # The others notice the end of a connection, and then find the reason.
+                self._links.close()
+                if self._replicas is not None:
+                    self._replicas.links.close()
+                if self._nccl is not None:
+                    self._nccl.abort()
 
     def begin(self, kind: str) -> None:
         """Begin a batch of some kind, once the first process has told all others so."""

@@ -5,11 +5,13 @@
 
 Batches with the same calls, settings and shapes are of one kind. A receiver expects what the last batch of this kind
 has sent. So it can wait for the memory of the tensors before that is sent, and a step like an earlier one sends nothing
-else. The memory for the first tensor is a byte larger than needed: in a message that is not the expected one, and only
-there, this byte is sent, and is 1.
+else. The memory for the first tensor is larger than needed: in a message that is not the expected one, and only there,
+the byte behind the tensor is sent, and is 1.
 
 To send is to begin: the process goes on, and waits for nothing but the values that it needs. It frees what it has sent
-once it knows that it was received, which a receipt for every four messages says.
+once it knows that it was received. Every description counts the messages that have come the other way, so a message
+that is as expected says so without a byte more. The last of four messages about which nothing came back asks
+for a receipt.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from ctypes import c_ubyte
 from datetime import timedelta
 from typing import Any, Final
 
@@ -31,7 +34,7 @@ from gpipe_bench.distributed.wire import Description, Empty, Parcel
 _MESSAGE, _RECEIPT, _NOTHING = 0, 1, 3
 """Tags; nothing is ever sent with the last one."""
 _MESSAGES: Final = 4
-"""A receipt is for so many messages."""
+"""A receipt is asked for by the last of so many messages about which nothing came back."""
 _KINDS: Final = 16
 """So many kinds of batches are remembered, the last ones."""
 
@@ -82,19 +85,25 @@ class Link:
         self._sent: deque[list[tuple[Work, Tensor]]] = deque()
         self._receipts: deque[tuple[int, Work, Tensor]] = deque()
         self._count_to, self._count_from = 0, 0
+        # At the beginning of the batch; and how many messages are known to be received, or will be by a receipt.
+        self._start_to, self._start_from, self._covered = 0, 0, 0
         self._acknowledged: list[Work] = []
         self._parcel: Parcel | None = None
-        self._differs = torch.empty(0)
         self._coming: list[Work] = []
+        # The byte that says whether what comes is described, and the tensor that holds it.
+        self._differs, self._first = c_ubyte(), torch.empty(0, device="cpu")
 
     def begin(self, kind: str, empty: Empty) -> None:
         """Expect what the last batch of this kind has sent; both processes must call this between the same messages."""
         self._to.begin(kind)
         self._from.begin(kind)
+        self._start_to, self._start_from, self._covered = self._count_to, self._count_from, self._count_to
         self._expect(empty)
 
     def send(self, description: Description, tensors: Sequence[Tensor]) -> None:
         """Begin to send a value, see :func:`gpipe_bench.distributed.wire.pack`."""
+        asks = self._count_to + 1 - self._covered >= _MESSAGES
+        description = description._replace(received=self._count_from - self._start_from, asks=asks)
         pieces = [wire.memory(tensor) for tensor in tensors if tensor.numel()]
         expected = self._to.next
         if description == expected:
@@ -103,14 +112,15 @@ class Link:
             news = _bytes(wire.encoded(description))
             first, *others = (wire.sizes(expected) if expected and not self._direct else []) or [0]
             instead = [_bytes(b"\0" * first + b"\1"), *(_bytes(b"\0") for _ in others)]
-            pieces = [*instead, torch.tensor([len(news)]), news, *pieces]
+            pieces = [*instead, torch.tensor([len(news)], device="cpu"), news, *pieces]
         self._to.is_now(description)
         # It is filled before the process waits for it.
         while self._receipts and self._receipts[0][2].item():
             self._received()
         self._count_to += 1
-        if self._count_to % _MESSAGES == 0:
-            mark = torch.zeros(1, dtype=torch.uint8)
+        if asks:
+            self._covered = self._count_to
+            mark = torch.zeros(1, dtype=torch.uint8, device="cpu")
             self._receipts.append((self._count_to, self._begun(self._group.recv, mark, _RECEIPT), mark))
         self._sent.append([(self._begun(self._group.send, piece), piece) for piece in pieces])
 
@@ -119,23 +129,27 @@ class Link:
         self._expect(empty, anything=True)
         announced, *others = self._coming
         self._wait(announced)
-        differs = self._parcel is None or bool(self._differs.item())
+        differs = self._parcel is None or bool(self._differs.value)
         if not (differs and self._direct):
             self._wait(*others)
         if differs:
-            length = torch.empty(1, dtype=torch.int64)
+            length = torch.empty(1, dtype=torch.int64, device="cpu")
             self._wait(self._begun(self._group.recv, length))
-            news = torch.empty(int(length), dtype=torch.uint8)
+            news = torch.empty(int(length), dtype=torch.uint8, device="cpu")
             self._wait(self._begun(self._group.recv, news))
             self._parcel = Parcel(wire.decoded(news.numpy().tobytes()), empty, larger=not self._direct)
             self._wait(*[self._begun(self._group.recv, memory) for memory in self._parcel.memory])
         self._count_from += 1
-        if self._count_from % _MESSAGES == 0:
+        assert self._parcel is not None  # noqa: S101 - what is not expected is described
+        description = self._parcel.description
+        received = self._start_to + description.received
+        self._covered = max(self._covered, received)
+        self._forget(received)
+        if description.asks:
             # It may be behind a large message.
             self._acknowledged.append(self._begun(self._group.send, _bytes(b"\1"), _RECEIPT))
         parcel, self._parcel, self._coming = self._parcel, None, []
-        assert parcel is not None  # noqa: S101 - what is not expected is described
-        self._from.is_now(parcel.description)
+        self._from.is_now(description)
         # The other process may have ended after its last message.
         with suppress(LostError):
             self._expect(empty)
@@ -159,8 +173,11 @@ class Link:
         self._parcel = None if expected is None else Parcel(expected, empty, larger=not self._direct)
         memory = self._parcel.memory if self._parcel else []
         if self._direct or not memory:
-            memory = [torch.empty(1, dtype=torch.uint8), *memory]
-        self._differs = memory[0][-1].zero_()
+            memory = [torch.empty(1, dtype=torch.uint8, device="cpu"), *memory]
+        self._first = memory[0]
+        # The first one of the last element; read by its address, since operations on tensors take longer.
+        self._differs = c_ubyte.from_address(self._first.data_ptr() + self._first.nbytes - self._first.itemsize)
+        self._differs.value = 0
         self._coming = [self._begun(self._group.recv, each) for each in memory]
 
     def _received(self) -> None:
@@ -212,10 +229,11 @@ class Links:
         return iter(self._links)
 
     def close(self) -> None:
-        """Close all connections of this process: a receive that is given up does so."""
-        for peer in self._links:
-            with suppress(RuntimeError):
-                self._group.recv([torch.empty(1)], peer, _NOTHING).wait(timedelta(milliseconds=1))
+        """Close all connections of this process, in both directions: a transfer that is given up does so."""
+        for begin in (self._group.send, self._group.recv):
+            for peer in self._links:
+                with suppress(RuntimeError):
+                    begin([torch.empty(1, device="cpu")], peer, _NOTHING).wait(timedelta(milliseconds=1))
 
 
 def _bytes(data: bytes) -> Tensor:

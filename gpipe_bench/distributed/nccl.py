@@ -53,11 +53,11 @@ class DeviceGroup:
 
     def send(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
         """Begin to send a tensor, after what the current stream has been told to compute."""
-        return self._between(tensors[0], self._rank, rank).send(tensors, rank, tag)
+        return self._between(tensors[0], self._rank, rank).send(_bytes(tensors), rank, tag)
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
         """Begin to receive a tensor, or be ready to."""
-        begin = partial(self._between(tensors[0], rank, self._rank).recv, tensors, rank, tag)
+        begin = partial(self._between(tensors[0], rank, self._rank).recv, _bytes(tensors), rank, tag)
         return begin() if tensors[0].device.type == "cpu" else _Later(begin)
 
     def allreduce(self, tensors: list[Tensor], *operation: Any) -> Any:
@@ -86,3 +86,8 @@ class DeviceGroup:
         if tensor.device.type == "cpu":
             return self._host
         return self._upwards if source < target else self._downwards
+
+
+def _bytes(tensors: list[Tensor]) -> list[Tensor]:
+    """The same memory, whatever the type: NCCL does not know all of them."""
+    return [tensor.view(torch.uint8) for tensor in tensors]

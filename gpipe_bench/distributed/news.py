@@ -51,7 +51,7 @@ class News:
             self.rank = ranks[group.rank()]
             for peer, rank in enumerate(ranks):
                 if rank != self.rank:
-                    memory = torch.zeros(_LONGEST, dtype=torch.uint8)
+                    memory = torch.zeros(_LONGEST, dtype=torch.uint8, device="cpu")
                     self._peers[rank] = group, peer, memory, group.recv([memory], peer, _TAG)
 
     def tell(self, reason: str) -> None:
@@ -59,7 +59,7 @@ class News:
         if self._told:
             return
         self._told, works, end = True, [], time.monotonic() + self._patience_s
-        data = torch.frombuffer(bytearray(reason.encode()[:_LONGEST]), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(reason.encode(errors="replace")[:_LONGEST]), dtype=torch.uint8)
         for group, peer, *_ in self._peers.values():
             with suppress(RuntimeError):
                 works.append(group.send([data], peer, _TAG))

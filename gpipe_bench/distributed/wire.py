@@ -1,9 +1,10 @@
 """A value between processes: a description, and the memory of its tensors.
 
     description   the box that the value is for, its structure, a form in the place of each tensor, and all else
-    memory        of each tensor, without gaps; strides stay, such as those of channels_last
+    memory        a copy of each tensor, without gaps; strides stay, such as those of channels_last
 
-The receiver makes the tensors from the description before their memory comes.
+The receiver makes the tensors from the description before their memory comes. The sender copies the tensors: a layer
+may write to what it has handed on while that is in flight, as to a buffer or a preallocated output.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ class Description(NamedTuple):
 
     Attributes:
         box: which the value is for.
-        structure: of the flat value.
+        structure: of the flat value; None for that of a micro-batch of one value, and for a list of gradients.
         aliased: of a micro-batch; None for any other value.
         forms: for each leaf that of a tensor, or None.
         others: the other leaves, pickled: 1, 1.0 and True are equal, and yet different values.
+        received: so many messages of this batch the sender has received from the receiver.
+        asks: whether the sender asks for a receipt.
     """
 
     box: tuple[str, int, int, int]
@@ -54,21 +57,23 @@ class Description(NamedTuple):
     aliased: frozenset[int] | None
     forms: tuple[TensorForm | None, ...]
     others: bytes
+    received: int = 0
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WholeTensor:
-    """A tensor that is no plain memory with strides, as a sparse one: it travels in the description."""
+    """A sparse tensor, or one of a class that adds nothing but methods: it travels in the description."""
 
     tensor: Tensor
     requires_grad: bool
 
 
 def pack(box: tuple[str, int, int, int], value: Any) -> tuple[Description, list[Tensor]]:
-    """The description of a value, and its tensors without gaps.
+    """The description of a value, and copies of its tensors, which the caller's stream makes.
 
     Raises:
-        TypeError: the value holds something that cannot be pickled, or a quantised or nested tensor.
+        TypeError: the value holds something that cannot be pickled, or a tensor that is not plain, such as a DTensor.
     """
     tensors: list[Tensor] = []
     forms: list[TensorForm | None] = []
@@ -76,22 +81,19 @@ def pack(box: tuple[str, int, int, int], value: Any) -> tuple[Description, list[
     structure: TreeSpec | None
     if isinstance(value, MicroBatch):
         leaves, structure, aliased = [*value.values], value.structure, value.aliased
+    elif type(value) is list and all(leaf is None or isinstance(leaf, Tensor) for leaf in value):
+        leaves, structure, aliased = value, None, None
     else:
         (leaves, structure), aliased = tree_flatten(value), None
     for leaf in leaves:
-        if isinstance(leaf, Tensor) and (leaf.is_quantized or leaf.is_nested):
-            kind = "quantised" if leaf.is_quantized else "nested"
-            raise TypeError(
-                f"tensors between processes must be dense or sparse, got a {kind} one; convert it, or have the layers "
-                "that hand it on in one partition"
-            )
-        if isinstance(leaf, Tensor) and leaf.layout == torch.strided and type(leaf) is Tensor:
-            tensors.append(_without_gaps(leaf.detach()))
-            forms.append(TensorForm(leaf.shape, tensors[-1].stride(), leaf.dtype, leaf.requires_grad))
+        copy = _copied(leaf) if isinstance(leaf, Tensor) else None
+        if copy is not None and type(copy) is Tensor and copy.layout == torch.strided:
+            tensors.append(copy)
+            forms.append(TensorForm(copy.shape, copy.stride(), copy.dtype, leaf.requires_grad))
         else:
             forms.append(None)
-            others.append(WholeTensor(leaf.detach(), leaf.requires_grad) if isinstance(leaf, Tensor) else leaf)
-    return Description(box, structure, aliased, tuple(forms), _pickled(others)), tensors
+            others.append(leaf if copy is None else WholeTensor(copy, leaf.requires_grad))
+    return Description(box, structure, aliased, tuple(forms), _pickled(others) if others else b""), tensors
 
 
 def sizes(description: Description) -> list[int]:
@@ -131,7 +133,9 @@ def _pickled(value: Any) -> bytes:
 
 def _unpickled(data: bytes) -> Any:
     """From another process of the same program, as the objects of torch.distributed's collectives."""
-    return pickle.loads(data)  # noqa: S301 - see above
+    # Else a sparse tensor would go where the user makes tensors.
+    with torch.device("cpu"):
+        return pickle.loads(data)  # noqa: S301 - see above
 
 
 class Parcel:
@@ -143,7 +147,7 @@ class Parcel:
         larger: whether that for each tensor is larger than needed.
 
     Attributes:
-        memory: of each tensor that has elements, to receive into; a byte larger than needed if it is to be.
+        memory: of each tensor that has elements, to receive into; an element larger than needed if it is to be.
     """
 
     def __init__(self, description: Description, empty: Empty, *, larger: bool) -> None:
@@ -153,16 +157,17 @@ class Parcel:
         for form in description.forms:
             if form is not None:
                 # An element more, since others expect that a storage has whole ones.
-                memory = empty((prod(form.shape) + larger,), (1,), form.dtype)
-                place = memory.untyped_storage(), 0, form.shape, form.strides
-                self._tensors.append(torch.empty(0, dtype=form.dtype, device=memory.device).set_(*place))
-                if form.nbytes:
-                    self.memory.append(memory.view(torch.uint8)[: form.nbytes + larger])
+                count = prod(form.shape)
+                memory = empty((count + larger,), (1,), form.dtype)
+                # No view in the eyes of autograd: layers may write to it.
+                self._tensors.append(memory.as_strided(form.shape, form.strides).detach())
+                if count:
+                    self.memory.append(memory)
 
     def value(self, place: Callable[[Tensor], Tensor]) -> Any:
         """The value, once its tensors are filled; ``place`` puts each where it is used."""
-        _, structure, aliased, forms, rest = self.description
-        received, others = iter(self._tensors), iter(_unpickled(rest))
+        _, structure, aliased, forms, rest, *_ = self.description
+        received, others = iter(self._tensors), iter(_unpickled(rest) if rest else ())
         leaves = []
         for form in forms:
             leaf = next(others) if form is None else next(received)
@@ -173,18 +178,27 @@ class Parcel:
             leaves.append(leaf)
         if aliased is not None:
             return MicroBatch(tuple(leaves), structure, aliased)
-        assert structure is not None  # noqa: S101 - of all but micro-batches
-        return tree_unflatten(leaves, structure)
+        return leaves if structure is None else tree_unflatten(leaves, structure)
 
 
 def memory(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor without gaps, as a flat tensor that shares its memory."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    """The elements of a tensor without gaps, as a flat tensor that shares its memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _without_gaps(tensor: Tensor) -> Tensor:
-    """``tensor``, or a copy, whose elements fill its memory; it keeps its strides if they do."""
-    tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride():
-        return tensor
-    return tensor.contiguous()
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy whose elements fill its memory; it keeps the strides if they do.
+
+    A copy of a tensor that a collective has not filled yet comes after the collective, and is a plain tensor.
+    """
+    kind = "quantised tensor" if tensor.is_quantized else "nested tensor" if tensor.is_nested else None
+    copy = tensor if kind else tensor.detach().clone()
+    if kind is None and type(copy).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        # Its memory is not all: a DTensor belongs to the mesh of the sender, which the receiver is not in.
+        kind = type(copy).__name__
+    if kind is not None:
+        raise TypeError(
+            f"tensors between processes must be plain, dense or sparse, got a {kind}; hand on plain tensors, such as "
+            "to_local() of a DTensor (use_local_output=True), or have the layers that hand it on in one partition"
+        )
+    return copy

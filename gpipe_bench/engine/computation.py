@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from gpipe_bench.components import Components
 from gpipe_bench.engine.advice import advise
@@ -19,6 +20,7 @@ from gpipe_bench.engine.microbatch import (
     Values,
     aliased_values,
     cut,
+    has_memory,
     needs_gradient,
     separated,
     versions,
@@ -212,9 +214,17 @@ class Computation:
             flat = inputs
         if kind == "forward" and (self._aliased or len(outputs) > 1):
             self.aliased = aliased_values(outputs, [flat[index] for index in self._aliased])
-        if kind == "forward" and partition.j == 0 and len(self._batch.partitions) > 1:
+        if kind == "forward":
+            if self.i == 0:
+                layers = partition.layers
+                kept = [*layers.buffers(), *(each for each in layers.parameters() if not each.requires_grad)]
+                kept += [each for layer in layers.modules() for each in vars(layer).values()]
+                kept = [each for each in kept if isinstance(each, Tensor) and not is_lazy(each)]
+                partition.kept = {each.untyped_storage().data_ptr() for each in kept if has_memory(each)}
             # Micro-batches count writes together: a later partition must not write to a part of the caller's batch.
-            outputs = separated(outputs, flat)
+            # And a layer may write to what it keeps for the next micro-batch, before this value is used.
+            first = partition.j == 0 and len(self._batch.partitions) > 1
+            outputs = separated(outputs, flat if first else (), partition.kept)
         return outputs
 
     def _compute(self, flat: Values) -> Values:

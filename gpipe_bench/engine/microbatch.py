@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
@@ -140,7 +141,7 @@ def aliased_values(values: Sequence[Any], carried: Iterable[Tensor] = ()) -> fro
     # Most tensors have a memory of their own, so only those of one memory are compared in pairs.
     sharing: defaultdict[int, list[tuple[int, Tensor]]] = defaultdict(list)
     for place, value in enumerate([*values, *carried]):
-        if _has_memory(value):
+        if has_memory(value):
             sharing[value.untyped_storage().data_ptr()].append((place, value))
     return frozenset(
         place
@@ -150,16 +151,23 @@ def aliased_values(values: Sequence[Any], carried: Iterable[Tensor] = ()) -> fro
     )
 
 
-def separated(outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """``outputs``, with copies of those that share memory with one of ``inputs``."""
-    tensors = [value for value in inputs if _has_memory(value)]
-    shares = [_has_memory(value) and any(_overlap(value, other) for other in tensors) for value in outputs]
+def separated(outputs: Values, inputs: Sequence[Any], kept: AbstractSet[int]) -> Values:
+    """``outputs``, with copies of those that share memory with one of ``inputs``, or are in memory at ``kept``."""
+    tensors = [value for value in inputs if has_memory(value)]
+    shares = [
+        has_memory(value)
+        and (value.untyped_storage().data_ptr() in kept or any(_overlap(value, other) for other in tensors))
+        for value in outputs
+    ]
+    if not any(shares):
+        return outputs
     # A layer may have left grad mode off.
     with torch.enable_grad():
         return tuple([value.clone() if shared else value for value, shared in zip(outputs, shares, strict=True)])
 
 
-def _has_memory(value: Any) -> bool:
+def has_memory(value: Any) -> bool:
+    """Whether it is a tensor with elements in memory that it shows."""
     return isinstance(value, Tensor) and value.layout == torch.strided and value.numel() > 0 and value.data_ptr() != 0
 
 

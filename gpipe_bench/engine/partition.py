@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from traceback import walk_stack
 from typing import Any, Final
@@ -38,6 +39,8 @@ class Partition:
         has_skips: whether any layer stashes or pops.
         place: the number of partitions before it on its device.
         writes_inputs: whether its layers write to their inputs; None until a first task has shown it.
+        kept: where memory begins that its layers keep and may write to: buffers, frozen parameters, and tensors that
+            are attributes; looked up after each first micro-batch.
     """
 
     j: int
@@ -51,6 +54,7 @@ class Partition:
     has_skips: bool
     place: int
     writes_inputs: bool | None = None
+    kept: AbstractSet[int] = frozenset()
 
     def computing(self) -> Stream:
         """The compute stream for a batch that the calling thread is about to issue."""

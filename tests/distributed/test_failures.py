@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpipe_bench.distributed import PeerError, Pipe
+from gpipe_bench.distributed.news import News
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import placement
@@ -208,3 +209,35 @@ def test_input_that_is_refused():
     refused, other = run_ranks(2, job)
     assert isinstance(refused, TypeError)
     assert "rank 0 failed: TypeError: input must be a tensor" in str(other)
+
+
+def test_an_interrupt_while_the_reason_is_told(monkeypatch):
+    """The others learn that the process is gone: its connections are closed all the same."""
+
+    def interrupted(self, reason):
+        if threading.current_thread().name == "rank-1" and "BoomError" in reason:
+            raise KeyboardInterrupt
+        return tell(self, reason)
+
+    def burn():
+        raise BoomError("by accident")
+
+    tell = News.tell
+    monkeypatch.setattr(News, "tell", interrupted)
+    results = outcomes("1f1b", 3, 1, 3, burn)
+    assert isinstance(results.pop(1), KeyboardInterrupt)
+    assert all("rank 1 is gone or silent" in str(result) for result in results)
+
+
+def test_a_default_device_without_numbers():
+    """What is sent, and what it is sent with, stays in host memory, wherever the user makes tensors."""
+
+    def job(group):
+        pipe = Pipe(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), [1, 1, 1], group=group, chunks=4)
+        x, y = torch.rand(8, 3), torch.rand(8, 3)
+        with torch.device("meta"):
+            return [pipe.step(x, y, functional.mse_loss) for _ in range(3)]
+
+    for result in run_ranks(3, job):
+        assert isinstance(result, list), result
+        assert all(loss.device.type == "cpu" and loss.isfinite() for loss in result)

@@ -204,5 +204,5 @@ def test_tensors_that_are_refused(kind):
         "quantised": lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
         "nested": lambda: torch.nested.nested_tensor([x[0], x[1, :2]]),
     }
-    with pytest.raises(TypeError, match=f"tensors between processes must be dense or sparse, got a {kind} one"):
+    with pytest.raises(TypeError, match=f"must be plain, dense or sparse, got a {kind} tensor"):
         wire.pack(BOX, [make[kind]()])

@@ -22,6 +22,13 @@ def test_what_is_told_is_the_cause():
     assert second.cause([10], CLOSED) == "é" * 2048
 
 
+def test_a_reason_that_is_no_text_of_utf_8():
+    """As the name of a file whose bytes are none."""
+    first, second, _ = news_of(World(3))
+    first.tell("no file \udcff")
+    assert second.cause([10], CLOSED) == "no file ?"
+
+
 def test_a_process_that_is_gone():
     world = World(3)
     first, *_ = news_of(world)

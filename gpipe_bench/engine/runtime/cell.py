@@ -30,9 +30,12 @@ class Inlet:
 
     Attributes:
         indices: of the values that need a gradient.
+        leaf: behind the node that takes the gradients, if there is one.
     """
 
-    __slots__ = ("_count", "_grads", "_is_open", "indices")
+    __slots__ = ("_count", "_grads", "_is_open", "indices", "leaf")
+
+    leaf: Tensor
 
     def __init__(self, values: Values) -> None:
         self.indices, self._count = differentiable(values), len(values)
@@ -89,7 +92,8 @@ def receive(values: Values) -> tuple[Values, Inlet]:
     inlet = Inlet(values)
     entering = [values[index] for index in inlet.indices]
     if entering:
-        values = replace(values, inlet.indices, apply(_Receive, inlet, new_leaf(entering[0].device), entering))
+        inlet.leaf = new_leaf(entering[0].device)
+        values = replace(values, inlet.indices, apply(_Receive, inlet, inlet.leaf, entering))
     return values, inlet
 
 
@@ -126,6 +130,8 @@ class Outlet:
 
 class _HandOver(Function):
     """(gradients, value) -> a phony; backward takes the gradient of the value from the list."""
+
+    is_pure = True
 
     @staticmethod
     def forward(ctx: Any, handed: list[Tensor], value: Tensor) -> Tensor:
@@ -175,7 +181,9 @@ class Cell:
         """B: gradients of the outputs, which are taken out of ``grads``, to gradients of the inputs."""
         self.recompute()
         edges, theirs = self._outlet.roots(grads)
-        return self._whole("backward", edges, theirs) if edges else self._inlet.spread(())
+        if not edges:
+            return self._inlet.spread(())
+        return self._inlet.collect(self.task.observed, "backward", torch.autograd.backward, edges, theirs)
 
     def backward_inputs(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """I: as :meth:`backward`, but gradients of weights are left to W."""
@@ -184,15 +192,20 @@ class Cell:
         if not edges:
             return self._inlet.spread(())
         if not self._edges:
-            self._later = WeightsLater([], list(zip(edges, theirs, strict=True)))
+            self._later = WeightsLater({}, list(zip(edges, theirs, strict=True)))
             return self._inlet.spread(())
-        split = self.task.observed("backward_inputs", backward_inputs, edges, theirs, self._edges)
-        if split is None:
-            return self._whole("backward_inputs", edges, theirs)
-        self._edges = []
-        found, self._later = split
-        self._later.free_saved()
-        return self._inlet.spread(found)
+        end, self._edges = self._edges[0].node, []
+
+        def halve() -> None:
+            self._later = backward_inputs(edges, theirs, end, self._inlet.leaf)
+            if self._later is None:
+                torch.autograd.backward(edges, theirs)
+
+        found = self._inlet.collect(self.task.observed, "backward_inputs", halve)
+        if self._later is not None:
+            self._later.free_saved()
+            self._later.keep_apart(found)
+        return found
 
     def backward_weights(self) -> None:
         """W: the gradients of the weights."""
@@ -209,7 +222,3 @@ class Cell:
         outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
         self._outlet = Outlet(outputs)
         return outputs
-
-    def _whole(self, kind: str, edges: Sequence[GradientEdge], grads: Sequence[Tensor]) -> list[Tensor | None]:
-        """All of the backward pass; gives the gradients of the inputs, of which the cell keeps no hold until W."""
-        return self._inlet.collect(self.task.observed, kind, torch.autograd.backward, edges, grads)

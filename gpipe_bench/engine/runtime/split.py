@@ -2,72 +2,94 @@
 
     output ─► Linear 2 ─► Tanh ─► Linear 1 ─► input          I runs this way, and notes what arrives at each node
                  │                   │                       from which weights branch off. W begins at these nodes
-              weight 2            weight 1                   and runs into the branches alone: level by level, since a
-               level 1             level 0                   call of autograd must not go from one node to the next.
+              weight 2            weight 1                   and runs into the branches alone.
 
 W keeps the noted gradients, and the tensors that its first nodes have saved. For a Linear this is the input, without
 which there is no gradient of the weight. All other nodes stay, too, because a node holds those that it leads to, but
 their saved tensors are freed when I has ended.
 
-Only documented autograd is used: ``Node.next_functions``, ``Node.register_prehook``, ``GradientEdge``,
-``backward(inputs=)`` and hooks of saved tensors.
+The nodes at which W begins run twice: once for the inputs, once for the weights. Only nodes that PyTorch itself defines
+may do so. A user's code runs once, in I, together with the gradients of its weights: custom functions, compiled layers
+and nodes with a hook behind them may write to their gradients, add to attributes of weights, or free what they kept.
+W notes copies in a graph with such nodes, since they may write to a gradient that another node has got as well.
+
+A call of autograd walks over all nodes that its roots lead to. If W began its calls at these nodes, its host time would
+grow with the square of the number of layers. So W calls each node itself, as ``node(*grads)``, within a task of autograd
+that needs the gradients of the branches: a node computes only what the running task needs. Autograd begins behind it.
+
+PyTorch documents ``Node.next_functions``, ``Node.register_hook``, ``GradientEdge``, ``backward(inputs=)`` and hooks of
+saved tensors. It does not document ``node(*grads)``, what a node computes (a comment in its C++ header says it, at
+``task_should_compute_output``), ``hooks_dict_ref``, the number of a task, and the engine's ``run_backward``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, strided
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from gpipe_bench.engine.runtime.saved import Packed, pack_saved
 
 Grads = tuple[Tensor | None, ...]
 
-# Before PyTorch 2.13 a node of a custom function dies with its graph, even if Python still refers to it.
-_NODES_STAY: Final = torch.__version__ >= "2.13"
+_WHOLE: Final = {"CheckpointFunctionBackward", "GuardBackward", "CollectBackward"}
+"""Nodes that refuse to run unless the backward pass is for all weights: reentrant checkpoints, pipelines in a layer."""
 
 
 class Branch:
-    """A node on the way to the inputs, from which weights branch off: a hook before it, which notes what arrives in I.
+    """A node on the way to the inputs, from which weights branch off: a hook behind it, which notes what arrives in I.
 
     The node refers to its hook, so the hook must not refer to the node: Python does not see through nodes.
 
     Attributes:
+        edges: those that lead to the weights, by their places among the edges of the node.
         weights: those that branch off.
-        grads: the gradients that have arrived; None before I, and after W.
+        copies: whether to note copies.
+        grads: the gradients that have arrived; none before I, and after W.
     """
 
-    __slots__ = ("grads", "weights")
+    __slots__ = ("_task", "copies", "edges", "grads", "weights")
 
-    def __init__(self, weights: list[Tensor]) -> None:
-        self.weights = weights
-        self.grads: Grads | None = None
+    def __init__(self, edges: dict[int, GradientEdge], weights: list[Tensor]) -> None:
+        self.edges, self.weights = edges, weights
+        self.copies = False
+        self.grads: Grads = ()
+        self._task = sys.maxsize
 
-    def __call__(self, grads: Grads) -> Grads:
-        """In W hooks of the tensor have run again, on gradients that they had changed already: those of I count."""
-        if self.grads is None:
-            self.grads = grads
-        return self.grads
+    def __call__(self, _: Grads, grads: Grads) -> None:
+        """Note what has arrived. A user's hook may run a backward pass of its own through this node within I."""
+        task = torch._C._current_graph_task_id()  # noqa: SLF001 - checkpoints of PyTorch tell passes apart by it, too
+        # The outer pass began first, and numbers grow.
+        if task <= self._task:
+            self._task = task
+            self.grads = tuple([_copied(grad) for grad in grads]) if self.copies else grads
 
-
-Levels = list[dict[Node, Branch]]
-"""Nodes from which weights branch off. One call of autograd runs a level, as its nodes do not lead to one another."""
+    def found(self, node: Node) -> list[tuple[GradientEdge, Tensor]]:
+        """The gradients that go into the branches."""
+        grads, self.grads = self.grads, ()
+        if all(grad is None for grad in grads):
+            return []
+        # Not annotated. A function of Python that is pure stands for a node of PyTorch, as in the simulator's traces.
+        call: Any = node.apply if isinstance(node, BackwardCFunction) else node
+        given = call(*grads)
+        given = given if isinstance(given, tuple) else (given,)
+        return [(edge, grad) for place, edge in self.edges.items() if (grad := given[place]) is not None]
 
 
 class WeightsLater:
-    """What W has to do. The last of ``levels`` comes first, as in I.
+    """What W has to do. The last of ``branches`` comes first, as in I.
 
-    ``ends`` are edges and gradients that do not lead to the inputs at all. ``graph`` keeps the nodes alive where
-    nothing else does. ``packed`` are the saved tensors of all other nodes.
+    ``ends`` are edges and gradients that do not lead to the inputs at all. ``packed`` are the saved tensors of all
+    other nodes.
     """
 
-    def __init__(self, levels: Levels, ends: list[tuple[GradientEdge, Tensor]]) -> None:
-        self._levels, self._ends = levels, ends
-        self.graph: Sequence[GradientEdge] = ()
+    def __init__(self, branches: dict[Node, Branch], ends: list[tuple[GradientEdge, Tensor]]) -> None:
+        self._branches, self._ends = branches, ends
         self.packed: Sequence[Packed] = ()
 
     def free_saved(self) -> None:
@@ -76,112 +98,148 @@ class WeightsLater:
             saved.free()
         self.packed = ()
 
+    def keep_apart(self, grads: Sequence[Tensor | None]) -> None:
+        """Copy what shares memory with gradients of the inputs, to which the layers before may write."""
+        leaving = {_memory(grad) for grad in grads if grad is not None} - {0}
+        if leaving:
+            for branch in self._branches.values():
+                if not leaving.isdisjoint([_memory(grad) for grad in branch.grads if grad is not None]):
+                    branch.grads = tuple([_copied(grad) for grad in branch.grads])
+            self._ends = [(edge, grad.clone() if _memory(grad) in leaving else grad) for edge, grad in self._ends]
+
     def run(self) -> None:
         """Compute the gradients of the weights."""
         if self._ends:
             torch.autograd.backward([edge for edge, _ in self._ends], [grad for _, grad in self._ends])
             self._ends = []
-        for level in reversed(self._levels):
-            _run_level(level)
-        for level in reversed(self._levels):
-            for branch in level.values():
-                branch.grads = None
-        self._levels = []
-        self.graph = ()
+        if self._branches:
+            needed = [edge for branch in self._branches.values() for edge in branch.edges.values()]
+            leaf = torch.empty(0, requires_grad=True)
+            leaf.register_hook(lambda _: self._run_branches())  # type: ignore[no-untyped-call]
+            torch.autograd.grad(leaf, [get_gradient_edge(leaf), *needed], leaf.detach(), allow_unused=True)
 
+    def _run_branches(self) -> None:
+        """Call each node, and let autograd begin behind it.
 
-def _run_level(level: dict[Node, Branch]) -> None:
-    """Compute the gradients of the weights of one level."""
-    edges, grads, weights = [], [], []
-    for node, branch in level.items():
-        for index, grad in enumerate(branch.grads or ()):
-            if grad is not None:
-                edges.append(GradientEdge(node, index))
-                grads.append(grad)
-        weights += branch.weights
-    if edges:
-        torch.autograd.backward(edges, grads, inputs=weights)
+        A weight copies a gradient that somebody else holds, as ``grads`` does here: no two weights keep one and the same.
+        """
+        # It sums a gradient up to the shape of its weight. torch.autograd.backward refuses such a gradient.
+        run_backward = torch.autograd.Variable._execution_engine.run_backward  # noqa: SLF001 - it has no public name
+        while self._branches:
+            node, branch = self._branches.popitem()
+            found = branch.found(node)
+            if found:
+                edges, grads = zip(*found, strict=True)
+                run_backward(edges, grads, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def backward_inputs(
-    edges: Sequence[GradientEdge], grads: Sequence[Tensor], inputs: Sequence[GradientEdge]
-) -> tuple[Grads, WeightsLater] | None:
-    """I: the gradients of ``inputs``, and what W has to do.
+    edges: Sequence[GradientEdge], grads: Sequence[Tensor], end: Node, leaf: Tensor
+) -> WeightsLater | None:
+    """I: runs into the inputs, and gives what W has to do.
 
     Args:
         edges: where the backward pass begins.
         grads: a gradient for each.
-        inputs: edges of the inputs, all of one node.
+        end: the node of the inputs.
+        leaf: behind it.
 
     Returns:
-        None, without having done anything, where weights cannot be told apart: one that is used twice, or what is
-        computed from it.
+        None, without having done anything, where there is nothing to cut: weights cannot be told apart (one that is
+        used twice, or what is computed from it), all belong to a user's code, or a node wants a whole backward pass.
     """
-    end = inputs[0].node
-    cut = find_branches([edge.node for edge in edges], end)
+    cut = None if torch.is_anomaly_enabled() else find_branches([edge.node for edge in edges], end)
     if cut is None:
         return None
-    leading, levels = cut
-    pairs = list(zip(edges, grads, strict=True))
-    later = WeightsLater(levels, [(edge, grad) for edge, grad in pairs if edge.node not in leading])
-    branches = {node: branch for level in levels for node, branch in level.items()}
-    if not _NODES_STAY and any(isinstance(node, BackwardCFunction) for node in branches):
-        later.graph = edges
-    through = [(edge, grad) for edge, grad in pairs if edge.node in leading]
-    if not through:
-        return (None,) * len(inputs), later
-    later.packed = pack_saved([node for node in leading if node is not end and node not in branches])
-    for node, branch in branches.items():
-        node.register_prehook(branch)
-    roots, theirs = zip(*through, strict=True)
-    return torch.autograd.grad(roots, list(inputs), theirs, retain_graph=True, allow_unused=True), later
+    leading, branches = cut
+    users = {node for node in leading if node is not end and _is_users(node)}
+    ends = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge.node not in leading]
+    if any(type(node).__name__ in _WHOLE for node in users):
+        return None
+    waiting = {node: branch for node, branch in branches.items() if node not in users and _waits(node, branch)}
+    # A node that has a hook is the user's as much as one of a custom function.
+    copies = bool(users) or len(waiting) < len(branches)
+    if branches and not waiting and not ends:
+        return None
+    for branch in waiting.values():
+        branch.copies = copies
+    later = WeightsLater(waiting, [(edge, grad.clone()) for edge, grad in ends] if copies else ends)
+    through = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge.node in leading]
+    if through:
+        later.packed = pack_saved([node for node in leading if node is not end and node not in waiting])
+        now = [weight for node, branch in branches.items() if node not in waiting for weight in branch.weights]
+        roots, theirs = zip(*through, strict=True)
+        torch.autograd.backward(roots, theirs, retain_graph=True, inputs=[leaf, *now])
+    return later
 
 
-def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], Levels] | None:
+def _is_users(node: Node) -> bool:
+    """Whether the backward of a node is a user's code, of Python or of C++, and not one of the engine's own."""
+    if isinstance(node, BackwardCFunction):
+        return not getattr(getattr(type(node), "_forward_cls", None), "is_pure", False)
+    return type(node).__name__ == "CppFunction"
+
+
+def _waits(node: Node, branch: Branch) -> bool:
+    """Let ``branch`` note what arrives at ``node``; not where a user's hook is called after the node, too."""
+    handle = node.register_hook(branch)
+    if len(handle.hooks_dict_ref() or ()) == 1:
+        return True
+    handle.remove()
+    return False
+
+
+def _copied(grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else grad.clone()
+
+
+def _memory(grad: Tensor) -> int:
+    """The address of the memory of a dense gradient; 0 for any other, which no two nodes share."""
+    return grad.untyped_storage().data_ptr() if grad.layout is strided else 0
+
+
+def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], dict[Node, Branch]] | None:
     """The nodes that lead from ``roots`` to ``end``, and those among them from which weights branch off.
 
-    A node is in level k if at most k such nodes are on a way from there to the end.
+    A node comes after those that it leads to.
 
     Returns:
         None if branches meet, or a branch and what is behind a root that does not lead to ``end``.
     """
-    # How many nodes of levels are on the way, the node itself included.
-    depths: dict[Node, int] = {end: 0}
-    levels: Levels = []
+    leading: set[Node] = {end}
+    branches: dict[Node, Branch] = {}
     taken: set[Node] = set()
-    following: dict[Node, list[Node]] = {end: []}
+    following: dict[Node, Sequence[tuple[Node | None, int]]] = {end: ()}
     todo = list(roots)
     while todo:
         node = todo[-1]
         if node not in following:
-            following[node] = nodes = [each for each, _ in node.next_functions if each is not None]
-            todo += [each for each in nodes if each not in following]
-            continue
+            following[node] = node.next_functions
+            new = [each for each, _ in following[node] if each is not None and each not in following]
+            if new:
+                todo += new
+                continue
         # What follows has been here.
         todo.pop()
-        nodes = following[node]
-        on_the_way = [depths[each] for each in nodes if each in depths]
-        if not on_the_way or node in depths:
+        edges = following[node]
+        if node in leading or all(each not in leading for each, _ in edges):
             continue
-        depth = max(on_the_way)
-        if len(on_the_way) < len(nodes):
-            own = _behind([each for each in nodes if each not in depths], following)
-            if not taken.isdisjoint(own):
-                return None
-            taken |= own
-            leaves = [each for each in own if type(each).__name__ == "AccumulateGrad"]
-            if leaves:
-                if depth == len(levels):
-                    levels.append({})
-                # documented, but not annotated
-                levels[depth][node] = Branch([leaf.variable for leaf in leaves])  # type: ignore[attr-defined]
-                depth += 1
-        depths[node] = depth
-    elsewhere = _behind([root for root in roots if root not in depths], following)
-    return (depths, levels) if taken.isdisjoint(elsewhere) else None
+        leading.add(node)
+        aside = [each for each, _ in edges if each is not None and each not in leading]
+        own = _behind(aside, following) if aside else set()
+        if not taken.isdisjoint(own):
+            return None
+        taken |= own
+        # documented, but not annotated
+        weights = [each.variable for each in own if type(each).__name__ == "AccumulateGrad"]  # type: ignore[attr-defined]
+        if weights:
+            leaving = {place: GradientEdge(each, k) for place, (each, k) in enumerate(edges) if each in own}
+            branches[node] = Branch(leaving, weights)
+    elsewhere = _behind([root for root in roots if root not in leading], following)
+    return (leading, branches) if taken.isdisjoint(elsewhere) else None
 
 
-def _behind(nodes: Sequence[Node], following: dict[Node, list[Node]]) -> set[Node]:
+def _behind(nodes: Sequence[Node], following: dict[Node, Sequence[tuple[Node | None, int]]]) -> set[Node]:
     """These nodes and all that they lead to."""
     found: set[Node] = set()
     todo = list(nodes)
@@ -189,5 +247,5 @@ def _behind(nodes: Sequence[Node], following: dict[Node, list[Node]]) -> set[Nod
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo += following[node]
+            todo += [each for each, _ in following[node] if each is not None]
     return found

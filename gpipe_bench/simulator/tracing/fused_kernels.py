@@ -136,6 +136,8 @@ def gru_cell(  # noqa: PLR0917 - likewise
 
 
 class _RmsNorm(torch.autograd.Function):
+    is_pure = True
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, axes: int) -> Tensor:
         y, rstd = torch.ops.gpipe_bench._fused_rms_norm(x, axes, weight)  # noqa: SLF001 - named as PyTorch's
@@ -153,6 +155,8 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _GruCell(torch.autograd.Function):
+    is_pure = True
+
     @staticmethod
     def forward(ctx: Any, *operands: Tensor | None) -> Tensor:
         result: Tensor

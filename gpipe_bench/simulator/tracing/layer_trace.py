@@ -65,6 +65,8 @@ class _Enter(torch.autograd.Function):
 
 
 class _Exit(torch.autograd.Function):
+    is_pure = True
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, make: Callable[[TensorSpec], Tensor]) -> Tensor:
         ctx.make, ctx.spec = make, TensorSpec.of(x)
@@ -151,10 +153,12 @@ class LayerTracing:
         specs: of the inputs, popped skips last.
         leading: places of the inputs that need a gradient.
         end: the node by which these enter, if there are any.
+        leaf: behind it.
         received: their gradients, once they have arrived there.
     """
 
     end: Node
+    leaf: Tensor
     received: Grads = ()
 
     def __init__(self, layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSpec | None]) -> None:
@@ -175,9 +179,9 @@ class LayerTracing:
         for tensor in tensors:
             self.recorder.adopt(tensor)
         if self.leading:
-            phony = torch.empty(0, device="meta", requires_grad=True)
+            self.leaf = torch.empty(0, device="meta", requires_grad=True)
             leading = [tensors[place] for place in self.leading]
-            entered = _Enter.apply(phony, self._note, leading)  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch's
+            entered = _Enter.apply(self.leaf, self._note, leading)  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch's
             self.end = entered[0].grad_fn
             for place, tensor in zip(self.leading, entered, strict=True):
                 tensors[place] = tensor.view_as(tensor) if self.specs[place].view else tensor

@@ -74,6 +74,8 @@ def fused(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...] | None:
 
 
 class _Recurrence(torch.autograd.Function):
+    is_pure = True
+
     @staticmethod
     def forward(ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor | None, moments: int) -> Tensor:
         output: Tensor = torch.ops.gpipe_bench.recurrence(gates, weight, moments)

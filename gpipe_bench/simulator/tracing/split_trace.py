@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import Node
 
 from gpipe_bench.engine.runtime.split import backward_inputs, find_branches
 from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
@@ -41,7 +41,7 @@ def _branches(nodes: Sequence[Node], end: Node) -> list[Node] | None:
     cut = find_branches(nodes, end)
     if cut is None or not all(node in cut[0] for node in nodes):
         return None
-    return [node for level in cut[1] for node in level]
+    return list(cut[1])
 
 
 def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> SplitTrace:
@@ -53,9 +53,9 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> Spl
     edges = [root for root in roots if root is not None]
     ones = [torch.ones((), device="meta") for _ in edges]
     with recorder:
-        cut = backward_inputs(edges, ones, [GradientEdge(tracing.end, at) for at in range(len(tracing.leading))])
-    assert cut is not None  # noqa: S101 - there are branches
-    found, later = cut
+        later = backward_inputs(edges, ones, tracing.end, tracing.leaf)
+    assert later is not None  # noqa: S101 - there are branches
+    found, tracing.received = tracing.received, ()
     for handle in handles:
         handle.remove()
     inputs = recorder.take()
@@ -66,7 +66,7 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> Spl
     edges.clear()
     later.free_saved()
     released = before - recorder.alive()
-    del found, cut
+    del found
     kept = recorder.alive()
     recorder.take()
     with recorder:
