@@ -104,6 +104,15 @@ def test_ranks_that_are_threads(schedule):
             case.check(merged(in_threads(case)))
 
 
+def found_by(ranks: int, folder: Any, job: Any, drawn: list[Case]) -> Iterator[tuple[Case, list[Found]]]:
+    """Each case, and what each process found."""
+    results = run_processes(ranks, folder, job, drawn)
+    failed = {rank: result for rank, result in enumerate(results) if not isinstance(result, list)}
+    assert not failed, failed
+    for case, *found in zip(drawn, *results, strict=True):
+        yield case, found
+
+
 def balance_of(case: Case, count: int) -> list[int]:
     """For two processes."""
     partitions = SIZE * (1 + (case.schedule in DOUBLE))
@@ -118,16 +127,17 @@ def in_processes(rank: int, drawn: list[Case]) -> list[Found]:
         model = case.model(ledger)
         # Only the first process has the seed of the numbers.
         torch.manual_seed(case.seed + 1 + rank)
-        found.append(one_rank(case, model, ledger, balance_of(case, len(model))))
+        with naming(case):
+            found.append(one_rank(case, model, ledger, balance_of(case, len(model))))
     return found
 
 
 def test_two_processes(tmp_path):
     drawn = cases((*KINDS, *SKIPS), SCHEDULES, ("always", "never"), MODELS)
     drawn += cases(DRAWING, ("1f1b", "zb_h1", "zb_v"), ("always", "except_last"), MODELS)
-    for case, results in zip(drawn, zip(*run_processes(SIZE, tmp_path, in_processes, drawn), strict=True), strict=True):
+    for case, results in found_by(SIZE, tmp_path, in_processes, drawn):
         with naming(case):
-            case.check(merged(list(results)))
+            case.check(merged(results))
 
 
 # --- tensor-parallel layers ------------------------------------------------------------------------------------------
@@ -172,8 +182,7 @@ def in_a_mesh(rank: int, drawn: list[Case]) -> list[Found]:
 
 def test_tensor_parallel_layers_in_four_processes(tmp_path):
     drawn = cases(QUIET, ("gpipe", "1f1b", "zb_h1", "zb_v"), ("always", "never"), MODELS)
-    ranks = run_processes(2 * SIZE, tmp_path, in_a_mesh, drawn)
-    for case, *results in zip(drawn, *ranks, strict=True):
+    for case, results in found_by(2 * SIZE, tmp_path, in_a_mesh, drawn):
         for tensor in (0, 1):
             # In both processes of a partition the code of layers sees the same.
             ledger = Ledger()

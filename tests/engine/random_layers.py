@@ -103,9 +103,9 @@ class Layer(nn.Module):
     def run(self, x: Tensor) -> Any:
         raise NotImplementedError
 
-    def shared(self, b: Tensor) -> Tensor:
-        """A weight of the shape of x, so that an addition gives both of them one and the same gradient."""
-        return b if self.shares else b * 1
+    def plus(self, x: Tensor, b: Tensor) -> Tensor:
+        """x + b, which gives both of them one and the same gradient, or x - b, which does not."""
+        return x + b if self.shares else x - b
 
     def note(self, event: str, *values: Tensor | None) -> None:
         self.ledger.note(self.name, event, *values)
@@ -165,7 +165,7 @@ class Add(Layer):
         self.b = factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return x + self.shared(self.b)
+        return self.plus(x, self.b)
 
 
 # --- custom functions ------------------------------------------------------------------------------------------------
@@ -283,17 +283,17 @@ class Twice(Function):
 
 
 class Plus(Function):
-    """x + b, whose gradient goes to both as it is."""
+    """x + b, whose gradient goes to both as it is, or to b as a copy."""
 
     @staticmethod
-    def forward(ctx: Any, note: Any, x: Tensor, b: Tensor) -> Tensor:
-        ctx.note = note
+    def forward(ctx: Any, note: Any, x: Tensor, b: Tensor, shares: bool) -> Tensor:
+        ctx.note, ctx.shares = note, shares
         return x + b
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.note("backward", grad)
-        return None, grad, grad
+        return None, grad, grad if ctx.shares else grad.clone(), None
 
 
 class Minus(Function):
@@ -462,7 +462,7 @@ class InPlaceBetweenAdditions(Layer):
         self.w, self.before, self.after = factors(), factors(rows), factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return TimesInPlace.apply(self.note, x + self.shared(self.before), self.w) + self.shared(self.after)
+        return self.plus(TimesInPlace.apply(self.note, self.plus(x, self.before), self.w), self.after)
 
 
 class InPlaceBesideLinear(Layer):
@@ -502,7 +502,7 @@ class OneOfTwo(Layer):
 class BothOfTwo(OneOfTwo):
     def run(self, x: Tensor) -> Tensor:
         one, other = Twice.apply(self.note, x, self.w, self.v, self.zeros)
-        return one - 2 * other
+        return one + 4 * other
 
 
 class OneGradientForBoth(Layer):
@@ -510,7 +510,7 @@ class OneGradientForBoth(Layer):
         self.b = factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return Plus.apply(self.note, x, self.shared(self.b))
+        return Plus.apply(self.note, x, self.b, self.shares)
 
 
 class Dirty(Layer):
@@ -615,11 +615,11 @@ class HookOfNode(Layer):
         return y
 
 
-class HookOfNodeThatScales(HookOfNode):
+class HookOfNodeThatScales(Layer):
     """The hook after the node multiplies the gradients that the node gives, that of the weight, too."""
 
     def run(self, x: Tensor) -> Tensor:
-        y = x * self.matrix[0]
+        y = x * self.w
 
         def twice(grads: Any, _: Any) -> Any:
             self.note("after the node")
@@ -761,10 +761,11 @@ class Forces(Layer):
     def run(self, x: Tensor) -> Tensor:
         builds = torch.is_grad_enabled()
         with torch.enable_grad():
-            place = x if x.requires_grad else x.detach().requires_grad_()
+            # Not x itself, whose hooks would be called, if it has any: those of layers before are there in some passes.
+            place = (x if x.requires_grad else x.detach().requires_grad_()) * 1
             energy = (Square.apply(self.note, small(place)) * self.w).sum()
             (force,) = torch.autograd.grad(energy, place, create_graph=builds)
-        return x * self.v - (force if builds else force.detach())
+        return x * self.v + 2 * (force if builds else force.detach())
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
