@@ -21,7 +21,7 @@ import ctypes
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -175,21 +175,35 @@ class Draws:
         noted = [(each, each.get_state()) for each in self.batch.noted(self.j)] if again else []
         if not self.batch.concurrent:
             yield
-        else:
-            watched = self.batch.watches(self.j)
-            with self._redirect() if watched else self._bare() as redirect:
-                before = _default_state()
+        elif self.batch.watches(self.j):
+            before = _default_state()
+            with self._redirect() as redirect:
                 yield
-                self.unsure = self.unsure or before != _default_state()
-            if redirect is not None:
-                self.drew, self.unsure = redirect.drew, self.unsure or redirect.disturbed
+            self.drew, self.unsure = redirect.drew, redirect.disturbed or before != _default_state()
             self.batch.learn(self.j, drew=self.drew, unsure=self.unsure)
-        # Only generators that were used are put back: devices recompute at the same time, and share the CPU's.
-        self.states = tuple([pair for pair in noted if _bytes(pair[1]) != _bytes(pair[0].get_state())])
+        else:
+            with lending:
+                made, before = Loans.made, _default_state()
+                Loans.bare += 1
+            try:
+                yield
+            finally:
+                with lending:
+                    Loans.bare -= 1
+                    # A draw while the default generator is on loan leaves no trace in its state.
+                    self.unsure = made != Loans.made or before != _default_state()
+            if self.unsure:
+                self.batch.learn(self.j, drew=False, unsure=True)
+        if noted:
+            # Only generators that were used are put back: devices recompute at the same time, and share the CPU's.
+            self.states = tuple([pair for pair in noted if _bytes(pair[1]) != _bytes(pair[0].get_state())])
+
+    def replay(self) -> AbstractContextManager[None]:
+        """For the recomputation: the same numbers once more."""
+        return self._replay() if self.states or self.drew or self.unsure else nullcontext()
 
     @contextmanager
-    def replay(self) -> Iterator[None]:
-        """For the recomputation: the same numbers once more."""
+    def _replay(self) -> Iterator[None]:
         shared = any(generator is torch.default_generator for generator, _ in self.states)
         with _cpu_lock if shared else nullcontext():
             now = [(generator, generator.get_state()) for generator, _ in self.states]
@@ -203,18 +217,6 @@ class Draws:
                     generator.set_state(state)
         if redirect is not None:
             self.batch.drew |= redirect.drew
-
-    @contextmanager
-    def _bare(self) -> Iterator[None]:
-        """Without a redirect: a draw while the default generator is on loan would leave no trace in its state."""
-        with lending:
-            made, Loans.bare = Loans.made, Loans.bare + 1
-        try:
-            yield
-        finally:
-            with lending:
-                Loans.bare -= 1
-                self.unsure |= made != Loans.made
 
     def _redirect(self) -> Redirect:
         kind = self.batch.device(self.j).type

@@ -16,7 +16,7 @@ from tests.cover import cover
 from tests.engine.support import MODES, label
 
 M = 3
-SCHEDULES = (None, "gpipe", "1f1b", "interleaved")
+SCHEDULES = (None, "gpipe", "1f1b", "interleaved", "zb_h1")
 WAYS = list(product(SCHEDULES, MODES))
 
 

@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from gpipe_bench.engine.runtime.split import backward_inputs, find_branches
 from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
-from gpipe_bench.simulator.tracing.layer_trace import Grads, LayerTracing, give_gradients
+from gpipe_bench.simulator.tracing.layer_trace import LayerTracing, give_gradients
 from gpipe_bench.simulator.tracing.specs import TensorSpec
 from gpipe_bench.simulator.tracing.steps import SplitTrace
 from gpipe_bench.skip.namespace import SkipKey
@@ -48,16 +48,12 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> Spl
     """Run both parts from ``roots``, which are let go of, as are the ``branches``."""
     recorder = tracing.recorder
     recorder.take()
-    arrived: list[Grads] = []
-    handles = [node.register_prehook(arrived.append) for node in branches]
     edges = [root for root in roots if root is not None]
     ones = [torch.ones((), device="meta") for _ in edges]
     with recorder:
         later = backward_inputs(edges, ones, tracing.end, tracing.leaf)
     assert later is not None  # noqa: S101 - there are branches
     found, tracing.received = tracing.received, ()
-    for handle in handles:
-        handle.remove()
     inputs = recorder.take()
     received = tuple(map(recorder.block, tracing.spread(found)))
     gradients = tracing.output_gradients(roots)
@@ -69,14 +65,12 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> Spl
     del found
     kept = recorder.alive()
     recorder.take()
+    # W lets go of each node once it has called it.
+    branches.clear()
     with recorder:
         later.run()
-    weights = recorder.take()
     del later
-    # The engine's W of a whole partition holds them until its end, and lets go of the first one first.
-    arrived.reverse()
-    arrived.clear()
-    branches.clear()
+    weights = recorder.take()
     return SplitTrace(
         inputs=inputs,
         weights=weights,

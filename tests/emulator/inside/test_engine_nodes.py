@@ -59,7 +59,8 @@ def test_two_waits_for_each_boundary_and_microbatch_with_copy_streams_and_else_t
 def test_the_nodes_of_a_batch(checkpoint):
     recomputed = {"always": M, "except_last": M - 1, "never": 0}[checkpoint]
     expected = {
-        "Checkpoint": recomputed * N,
+        # The last micro-batch of except_last is one node, too, which keeps its activations.
+        "Checkpoint": (M if checkpoint == "except_last" else recomputed) * N,
         "Recompute": recomputed * N,
         "Fork": (M - 1) * N,
         "Join": (M - 1) * N,
