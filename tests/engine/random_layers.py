@@ -101,7 +101,7 @@ class Layer(nn.Module):
         return self.run(x)
 
     def run(self, x: Tensor) -> Any:
-        raise NotImplementedError
+        raise TypeError("a layer must have a value, got none; define value()")
 
     def plus(self, x: Tensor, b: Tensor) -> Tensor:
         """x + b, which gives both of them one and the same gradient, or x - b, which does not."""
