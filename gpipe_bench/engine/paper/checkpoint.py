@@ -36,13 +36,16 @@ __all__ = ["Slot", "checkpoint"]
 class Slot:
     """What Checkpoint and Recompute of one task share: the task, and its graph once it is there."""
 
-    __slots__ = ("_edges", "_inlet", "computation")
+    __slots__ = ("_edges", "_inlet", "_leaves", "computation")
 
     def __init__(self, computation: Computation) -> None:
         self.computation = computation
-        # Where the graph ends, None for what needs no gradient, and where it begins.
+        # Where the graph ends; None for what needs no gradient.
         self._edges: list[GradientEdge | None] | None = None
+        # Where it begins: at an inlet if layers may write to their inputs, else at leaves, as torchgpipe has it. A leaf
+        # copies a gradient that somebody else holds.
         self._inlet: Inlet
+        self._leaves: list[Tensor | None] = []
 
     def compute(self, inputs: Values) -> Values:
         """Compute once, with a graph that stays until the backward pass; layers may write to their inputs."""
@@ -50,7 +53,13 @@ class Slot:
 
     def fill(self, inputs: Values) -> Values:
         """Recompute with a graph, and give the outputs, unless that has been done."""
-        return self.computation.recompute(inputs, around=self._in_graph) if self._edges is None else ()
+        if self._edges is not None:
+            return ()
+        leaves = cut(inputs)
+        outputs = self.computation.recompute(leaves)
+        self._leaves = [value if needs_gradient(value) else None for value in leaves]
+        self._edges = _edges(outputs)
+        return outputs
 
     def run_backward(self, grads: Sequence[Tensor | None], *, keep_graph: bool = False) -> list[Tensor | None]:
         """Run the graph backward, from gradients of the outputs to those of the inputs; what gets none does not run."""
@@ -59,18 +68,26 @@ class Slot:
             self._edges = None
         pairs = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge is not None and grad is not None]
         del edges
+        leaves, self._leaves = self._leaves, []
         if not pairs:
-            return self._inlet.spread(())
+            return [None] * len(leaves) if leaves else self._inlet.spread(())
         roots, theirs = zip(*pairs, strict=True)
         del pairs
         backward = partial(torch.autograd.backward, retain_graph=keep_graph)
-        return self._inlet.collect(self.computation.observed, "backward", backward, roots, theirs)
+        if not leaves:
+            return self._inlet.collect(self.computation.observed, "backward", backward, roots, theirs)
+        self.computation.observed("backward", backward, roots, theirs)
+        return [None if leaf is None else leaf.grad for leaf in leaves]
 
     def _in_graph(self, layers: Callable[[Values], Values], values: Values) -> Values:
         inputs, self._inlet = receive(cut(values))
         outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
-        self._edges = [edge_of(value) if needs_gradient(value) else None for value in outputs]
+        self._edges = _edges(outputs)
         return outputs
+
+
+def _edges(outputs: Values) -> list[GradientEdge | None]:
+    return [edge_of(value) if needs_gradient(value) else None for value in outputs]
 
 
 class Saved:
