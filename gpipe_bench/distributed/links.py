@@ -90,7 +90,7 @@ class Link:
         self._acknowledged: list[Work] = []
         self._parcel: Parcel | None = None
         self._coming: list[Work] = []
-        # The byte that says whether what comes is described, and the tensor that holds it.
+        # One byte of the first tensor says whether a description follows. It is read by its address.
         self._differs, self._first = c_ubyte(), torch.empty(0, device="cpu")
 
     def begin(self, kind: str, empty: Empty) -> None:

@@ -105,7 +105,7 @@ static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single
     return *counter - 1 - (int32_t)count / 2;
 }
 
-/* Without checkpoint a task is one node all the same, if others have one and there is nothing else to tie a Join to. */
+/* Without checkpoint a task is one node all the same, if others of its batch have one. */
 static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpoint) {
     const Input *input = recorder->input;
     Skips skips = incoming(input, j);
@@ -113,7 +113,7 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
     recorder->pending[i] = NONE;
     recorder->any_checkpoint = recorder->any_checkpoint || checkpoint;
     bool learns = host_work(recorder->clock, i, j)[WORK_learns];
-    bool tied = recorder->any_checkpoint && !has_graph(recorder, i, skips) && !input->published && !input->lists;
+    bool tied = recorder->any_checkpoint && !input->published && !input->lists;
     bool single = learns && (checkpoint || tied);
     if (phony != NONE && (single || input->published)) {
         join = graph_node_new(recorder, NODE_join, i, j, compute);

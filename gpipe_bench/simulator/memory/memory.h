@@ -44,7 +44,7 @@ void memory_free(Memory *memory);
 /* How a forward pass is run, and what is kept until its backward pass. */
 enum {
     FORWARD_OPEN = 0,       /* with a graph, of many nodes */
-    FORWARD_TIED = 1,       /* with a graph, and one node around it that keeps inputs and gradients */
+    FORWARD_TIED = 1,       /* with a graph, and one node around it that keeps gradients */
     FORWARD_CHECKPOINT = 2, /* without a graph; its inputs and gradients are kept until the backward pass is over */
     FORWARD_CELL = 3,       /* without a graph; its recomputation takes its inputs, of which the graph keeps some */
 };

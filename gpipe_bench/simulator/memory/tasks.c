@@ -143,7 +143,7 @@ int memory_forward(Memory *memory, int32_t i, int32_t j, int32_t how) {
     memory->values[i] = NULL;
     task->how = how;
     name_inputs(memory, j, taken);
-    if (how == FORWARD_OPEN)
+    if (with_graph)
         task->lent = lend_inputs(memory, kind);
     if (run_rows(memory, kind, j, with_graph ? kind->graph : kind->plain, FORWARD))
         return MEMORY_FULL;
@@ -177,7 +177,7 @@ int memory_recompute(Memory *memory, int32_t i, int32_t j) {
 
 void memory_collected(Memory *memory, int32_t i, int32_t j) {
     Task *task = task_at(memory, i, j);
-    if (task->how == FORWARD_OPEN)
+    if (task->how == FORWARD_OPEN || task->how == FORWARD_TIED)
         drop_row(memory, &task->saved);
 }
 
