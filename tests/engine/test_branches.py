@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
+from gpipe_bench import GPipe
 from tests.engine.steps import SPLIT, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import assert_same
 
@@ -125,4 +126,32 @@ def test_weights_that_get_one_and_the_same_gradient_do_not_share_it(schedule):
 
     plain = nn.Sequential(nn.Linear(3, 3), Add(), nn.Linear(3, 3), Add()).double()
     pipe = scheduled(plain, [2, 2], schedule, chunks=4, checkpoint="never", workers="never")
+    assert_same(step(pipe, samples(4, 3), targets(4)), step(plain, samples(4, 3), targets(4)))
+
+
+class Reentrant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(lambda value: self.linear(value).tanh(), x, use_reentrant=True)
+        return result
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pipe = GPipe(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), [1, 1], devices=["cpu"] * 2, chunks=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.pipe(x)
+        return result
+
+
+@pytest.mark.parametrize("layer", [Reentrant, Nested])
+@pytest.mark.parametrize("schedule", SPLIT)
+def test_layers_that_want_gradients_of_all_weights_run_backward_whole(schedule, layer):
+    plain = nn.Sequential(nn.Linear(3, 3), layer(), nn.Linear(3, 3), layer()).double()
+    pipe = scheduled(plain, [1] * 4, schedule, chunks=2, checkpoint="never", workers="never")
     assert_same(step(pipe, samples(4, 3), targets(4)), step(plain, samples(4, 3), targets(4)))

@@ -123,7 +123,7 @@ def test_the_published_engine_holds_the_output_of_a_recomputation(flavour, outpu
     assert peak(1, one, checkpoint="always", flavour=flavour) == IN + OUT + 30 + output + MORE
 
 
-# --- tasks without checkpoint beside others with one: those whose inputs have no graph are one node ------------------
+# --- tasks without checkpoint beside others with one: each is one node -----------------------------------------------
 
 
 def beside_checkpoints(**options):
@@ -134,13 +134,10 @@ def beside_checkpoints(**options):
     return peak(2, first, second, third, checkpoint="except_last", device=1)
 
 
-def test_one_node_holds_its_inputs_until_its_backward_pass_is_over():
-    # Its inputs, those of the checkpoint, and the gradient; later that of the checkpoint alone.
-    assert beside_checkpoints(backward_memory=(alloc(2, MORE), free(2))) == 2 * OUT + OUT + MORE
-
-
-def test_and_the_gradient_that_it_was_given():
-    assert beside_checkpoints(backward_memory=GIVES_UP) == 2 * OUT + OUT + MORE
+def test_one_node_holds_the_gradient_that_it_was_given_and_no_inputs():
+    # The inputs of the checkpoint, and the gradient, though the pass gives it up.
+    held = beside_checkpoints(backward_memory=(alloc(2, MORE), free(2)))
+    assert beside_checkpoints(backward_memory=GIVES_UP) == held == OUT + OUT + MORE
 
 
 # --- a backward pass in two halves -----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
 from gpipe_bench.engine.nodes import apart, apply, edge_of, get_phony, new_leaf
 from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs, runs_users_code
+from gpipe_bench.engine.transfer import use_stream
 
 
 class Inlet:
@@ -197,7 +198,8 @@ class Cell:
         self.recompute()
         if self._outlet.runs_users_code():
             # W of the next partition may have noted the same memory.
-            grads[:] = [None if grad is None else grad.clone() for grad in grads]
+            with use_stream(self.task.stream):
+                grads[:] = [None if grad is None else grad.clone() for grad in grads]
         edges, theirs = self._outlet.roots(grads)
         if not edges:
             return self._inlet.spread(())

@@ -74,7 +74,6 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> Spl
     return SplitTrace(
         inputs=inputs,
         weights=weights,
-        ending=recorder.take(),
         released=tuple(sorted(released)),
         kept=tuple(sorted(kept)),
         output_gradients=gradients,

@@ -171,7 +171,6 @@ class SplitTrace(_Trace):
     Attributes:
         inputs: I.
         weights: W.
-        ending: what is freed when W of the whole partition is over.
         released: blocks that are freed when I of the whole partition is over.
         kept: blocks that stay from I to W.
         output_gradients: block of the gradient of each output.
@@ -181,7 +180,6 @@ class SplitTrace(_Trace):
 
     inputs: tuple[Step, ...] = ()
     weights: tuple[Step, ...] = ()
-    ending: tuple[Step, ...] = ()
     released: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     output_gradients: tuple[int, ...] = ()

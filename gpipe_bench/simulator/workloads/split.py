@@ -76,8 +76,6 @@ def _composed(partition: LayerPasses, traces: Sequence[SplitTrace], costs: Costs
     inputs_memory = blocks.take()
     for at in backwards:
         blocks.run(traces[at].weights, names[at])
-    for at in backwards:
-        blocks.run(traces[at].ending, names[at])
         for name in names[at].values():
             blocks.drop(name)
     return SplitWork(
