@@ -148,8 +148,6 @@ def backward_inputs(
     leading, branches = cut
     users = {node for node in leading if node is not end and _is_users(node)}
     ends = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge.node not in leading]
-    if any(type(node).__name__ in _WHOLE for node in users):
-        return None
     waiting = {node: branch for node, branch in branches.items() if node not in users and _waits(node, branch)}
     # A node that has a hook is the user's as much as one of a custom function.
     copies = bool(users) or len(waiting) < len(branches)
@@ -207,7 +205,8 @@ def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], d
     A node comes after those that it leads to.
 
     Returns:
-        None if branches meet, or a branch and what is behind a root that does not lead to ``end``.
+        None if branches meet, or a branch and what is behind a root that does not lead to ``end``, or if a node wants
+        a whole backward pass.
     """
     leading: set[Node] = {end}
     branches: dict[Node, Branch] = {}
@@ -239,7 +238,8 @@ def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], d
             leaving = {place: GradientEdge(each, k) for place, (each, k) in enumerate(edges) if each in own}
             branches[node] = Branch(leaving, weights)
     elsewhere = _behind([root for root in roots if root not in leading], following)
-    return (leading, branches) if taken.isdisjoint(elsewhere) else None
+    whole = any(type(node).__name__ in _WHOLE for node in leading)
+    return None if whole or not taken.isdisjoint(elsewhere) else (leading, branches)
 
 
 def _behind(nodes: Sequence[Node], following: dict[Node, Sequence[tuple[Node | None, int]]]) -> set[Node]:
