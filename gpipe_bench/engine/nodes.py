@@ -5,14 +5,14 @@ A phony is an empty tensor that carries an edge of the graph and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 
@@ -78,6 +78,25 @@ def edge_of(value: Tensor) -> GradientEdge:
         token: Any = value.clone().grad_fn
     ((node, number),) = token.next_functions
     return GradientEdge(node, number, token)
+
+
+def nodes_behind(roots: Iterable[Node | None], ends: Iterable[Node | None] = ()) -> Iterator[Node]:
+    """``roots`` and all nodes that they lead to, but ``ends`` and what only these lead to."""
+    seen = {None, *ends}
+    todo = list(roots)
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [each for each, _ in node.next_functions]
+            yield node
+
+
+def is_users(node: Node) -> bool:
+    """Whether the backward of a node is a user's code, of Python or of C++, and not one of the engine's own."""
+    if isinstance(node, BackwardCFunction):
+        return not getattr(getattr(type(node), "_forward_cls", None), "is_pure", False)
+    return type(node).__name__ == "CppFunction"
 
 
 _phonies: dict[torch.device, Tensor] = {}

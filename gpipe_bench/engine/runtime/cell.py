@@ -18,8 +18,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
-from gpipe_bench.engine.nodes import apart, apply, edge_of, get_phony, new_leaf
-from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs, runs_users_code
+from gpipe_bench.engine.nodes import apart, apply, edge_of, get_phony, is_users, new_leaf, nodes_behind
+from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
 from gpipe_bench.engine.transfer import use_stream
 
 
@@ -121,7 +121,7 @@ class Outlet:
 
     def runs_users_code(self) -> bool:
         """Whether the layers may write to the gradients that they get."""
-        return runs_users_code([edge.node for _, edge in self._edges])
+        return any(is_users(node) for node in nodes_behind([edge.node for _, edge in self._edges]))
 
     def roots(self, grads: list[Tensor | None]) -> tuple[list[GradientEdge], list[Tensor]]:
         """Edges to begin at, and a gradient for each; those of the outputs are taken out of ``grads``."""
