@@ -106,7 +106,11 @@ class PaperExecutor:
         if self._plan.checkpointed and (differentiable(flat) or self._batch.trained[j]):
             slot = Slot(task)
             self._running[i, j] = task, () if keep else flat, None if keep else slot
-            job = partial(run_checkpointed, slot, flat, self._edge(i, j, phony), keep=keep)
+            # A leaf keeps the node in the graph, behind a Join if the inputs could not be tied.
+            with use_stream(self._ends[j][i].computing):
+                leaf = new_leaf(partition.device)
+                edge = leaf if phony is None else behind(Join, (leaf,), phony)[0]
+            job = partial(run_checkpointed, slot, flat, edge, keep=keep)
         else:
             self._running[i, j] = task, (), None
             job = partial(self._run_plain, task, flat)
@@ -167,12 +171,6 @@ class PaperExecutor:
             del self._skips[i][key]
         self._aliased[i].difference_update(partition.incoming)
         return Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
-
-    def _edge(self, i: int, j: int, phony: Tensor | None) -> Tensor:
-        """What keeps the node of a checkpoint in the graph: a leaf, behind a Join if its inputs could not be tied."""
-        with use_stream(self._ends[j][i].computing):
-            leaf = new_leaf(self._partitions[j].device)
-            return leaf if phony is None else behind(Join, (leaf,), phony)[0]
 
     def _run_plain(self, task: Computation, flat: Values) -> Values:
         observer, run = self._batch.observer, partial(task.forward, around=_with_own_gradients)
