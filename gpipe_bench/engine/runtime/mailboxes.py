@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.namespace import SkipKey
 
@@ -63,9 +65,23 @@ class Mailboxes:
         for box in waiting:
             box.put(_WAKE)
 
+    def check(self) -> None:
+        """Called when all actions have ended; raises if another process has stopped them."""
+
     def clear(self) -> None:
         """Drop all values."""
         self._boxes.clear()
+
+    def enter(self, randomness: BatchRandomness) -> None:
+        """Called before the first action of a batch."""
+
+    def own(self, order: Sequence[Action]) -> Sequence[Action]:
+        """Those actions of an order that this process carries out."""
+        return order
+
+    def leave(self, randomness: BatchRandomness, loss: Any = None) -> Any:  # noqa: ARG002 - as fail
+        """Called after the last action: gives the loss of the batch, which the process with the last partition has."""
+        return loss
 
     def _box(self, key: Key) -> SimpleQueue[Any]:
         # Threads may ask for one box at the same time: setdefault gives both the same.

@@ -46,7 +46,7 @@ class Runtime:
         end: what follows the last partition, if that is here.
         learning: whether backward passes follow.
         threads: whether each list has a thread.
-        mailboxes: how values travel; default: between the threads of this process.
+        mailboxes: how values travel.
 
     Attributes:
         input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
@@ -62,7 +62,7 @@ class Runtime:
         *,
         learning: bool,
         threads: bool,
-        mailboxes: Mailboxes | None = None,
+        mailboxes: Mailboxes,
     ) -> None:
         m, partitions = lists.facts.microbatches, batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
@@ -71,7 +71,7 @@ class Runtime:
         self._holding = Holding()
         self._ends = batch.ends
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._mailboxes = mailboxes or Mailboxes()
+        self._mailboxes = mailboxes
         for i, microbatch in enumerate(microbatches):
             self._mailboxes.put(("F", i, 0, None), microbatch)
         self._failures: dict[int, BaseException] = {}
@@ -92,6 +92,7 @@ class Runtime:
                 first = [(None, self._failures[min(self._failures)])]
                 self._failures.clear()
                 raised(first.pop())
+            self._mailboxes.check()
         except BaseException:
             self._cells.clear()
             self._mailboxes.clear()
