@@ -134,17 +134,16 @@ class Exchange(Mailboxes):
                 with self._staging.stream(self._links.size + peer):
                     self._linked(peer, partial(self._links[peer].begin, begin.kind, self._staging.empty))
 
-    def enter(self, randomness: BatchRandomness) -> None:
-        """Let the tasks of all processes draw from one seed."""
+    def enter(self, randomness: BatchRandomness, order: Sequence[Action]) -> Sequence[Action]:
+        """Let the tasks of all processes draw from one seed; gives the actions of the own partitions."""
         randomness.share(self._seed)
-
-    def own(self, order: Sequence[Action]) -> list[Action]:
-        """The actions of an order whose partitions are in this process."""
         return [action for action in order if self._rows[action.j] == self._rank]
 
-    def leave(self, randomness: BatchRandomness, loss: Any = None) -> Any:
+    def leave(self, randomness: BatchRandomness, total: Callable[[], Tensor] | None = None) -> Any:
         """End the averages of a batch; all processes get the loss of the last one, and generators that stand alike."""
+        self.check()
         self.replicated(Replicas.finish)
+        loss = total() if total is not None and self._rank == self._rows[-1] else None
         told = self.gather((loss, randomness.found()))
         randomness.settle([found for _, found in told])
         return told[self._rows[-1]][0]

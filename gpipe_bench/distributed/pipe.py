@@ -128,7 +128,7 @@ class Pipe(Layers):
                 convert_deferred_batch_norm(module)
             partitions, layout = own_partitions(module, sizes, [row == self.rank for row in rows], own, materialise)
             self._hold(partitions, layout, sizes, [own] * len(rows))
-            self._pipeline = Pipeline(self, rows, choice)
+            self._pipeline = Pipeline(rows, choice)
             nccl, links = self._connections.over_nccl, self._connections.links
             made = description(module, sizes, schedule, layout, deferred=deferred_batch_norm)
             mine = {"NCCL": nccl is not None} | made
@@ -167,7 +167,7 @@ class Pipe(Layers):
         pipeline, last = self._pipeline, self.rank == self._pipeline.rows[-1]
         with self._together(pipeline.rows, self.skip_layout.routes) as exchange:
             plan, _, microbatches = self._begun(exchange, input, "forward")
-            outputs = pipeline.outputs(plan, microbatches, exchange)
+            outputs = pipeline.outputs(self, plan, microbatches, exchange)
             return gather(outputs).unwrap() if last else None
 
     def step(
@@ -205,7 +205,7 @@ class Pipe(Layers):
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
             actions = pipeline.lists(plan).facts.order if plan.backward else ()
             exchange.replicated(lambda replicas: replicas.begin(self.partitions, actions, settings))
-            total, outputs = pipeline.train(plan, microbatches, begin.sizes, goal, exchange)
+            total, outputs = pipeline.train(self, plan, microbatches, begin.sizes, goal, mailboxes=exchange)
             output = gather(outputs).unwrap() if last and return_output else None
         return (total.to(self._device), output) if return_output else total.to(self._device)
 
@@ -275,7 +275,7 @@ class Pipe(Layers):
             microbatches = []
             begin = self._agreed(exchange, settings)
             self._agree(begin, self._settings(len(begin.sizes)))
-        return self._pipeline.plan(len(begin.sizes)), begin, microbatches
+        return self._pipeline.plan(self, len(begin.sizes)), begin, microbatches
 
     def _agreed(self, exchange: Exchange, settings: dict[str, Any], *batch: Any) -> Begin:
         """What the first process says; it must have these settings, too. The first process has ``batch``."""
@@ -294,7 +294,7 @@ class Pipe(Layers):
         begin.agree(settings, (ranks[self._pipeline.rows[0]], ranks[self.rank]))
 
     def _settings(self, m: int) -> dict[str, Any]:
-        lists = self._pipeline.lists(self._pipeline.plan(m))
+        lists = self._pipeline.lists(self._pipeline.plan(self, m))
         return {
             "chunks": self.chunks,
             "checkpoint": self.checkpoint,

@@ -121,7 +121,7 @@ class GPipe(Layers):
         places = [found[entry] for entry in entries]
         choice = Choice(chosen or "gpipe", places, rows) if scheduled else None
         self._hold(*split_layers(module, sizes, places, deferred_batch_norm=deferred_batch_norm), sizes, places)
-        self._pipeline = Pipeline(self, rows, choice)
+        self._pipeline = Pipeline(rows, choice)
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module
         """Run one batch through the pipeline.
@@ -141,7 +141,7 @@ class GPipe(Layers):
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
         microbatches = self._scattered(input)
-        return self._pipeline.forward(microbatches, gather) if self.partitions else input
+        return self._pipeline.forward(self, microbatches, gather) if self.partitions else input
 
     def step(
         self,
@@ -185,7 +185,7 @@ class GPipe(Layers):
         microbatches = self._scattered(input)
         sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
         goal = Goal(target, loss, return_output, reduction)
-        return self._pipeline.step(microbatches, sizes, goal, gather)
+        return self._pipeline.step(self, microbatches, sizes, goal, gather)
 
     def _scattered(self, value: Any) -> list[MicroBatch]:
         self.settle()

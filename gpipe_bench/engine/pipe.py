@@ -155,7 +155,7 @@ class Pipe(Layers):
         choice = Choice(chosen, devices, rows) if chosen is not None else None
         found = split_layers(module, sizes, devices, PipeSequential, deferred_batch_norm=deferred_batch_norm)
         self._hold(*found, sizes, devices)
-        self._pipeline = Pipeline(self, rows, choice)
+        self._pipeline = Pipeline(rows, choice)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> LocalValue:
         """Run one batch through the pipeline.
@@ -180,7 +180,7 @@ class Pipe(Layers):
         microbatches = self._scattered(inputs, kwargs)
         if not self.partitions:
             return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
-        return LocalValue(self._pipeline.forward(microbatches, gather_values))
+        return LocalValue(self._pipeline.forward(self, microbatches, gather_values))
 
     def step(
         self,
@@ -209,7 +209,7 @@ class Pipe(Layers):
         microbatches = self._scattered(given, kwargs)
         sizes = split_sizes([*given, *kwargs.values()], self.chunks)
         goal = Goal(target, loss, return_output, reduction)
-        return self._pipeline.step(microbatches, sizes, goal, gather_values)
+        return self._pipeline.step(self, microbatches, sizes, goal, gather_values)
 
     def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:
         self.settle()

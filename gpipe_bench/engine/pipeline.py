@@ -32,7 +32,7 @@ from gpipe_bench.engine.runtime.drive import BackwardPass, Outputs, after, attac
 from gpipe_bench.engine.runtime.lists import ActionLists, Choice
 from gpipe_bench.engine.runtime.loss import Goal, Losses, check_loss
 from gpipe_bench.engine.runtime.mailboxes import Mailboxes
-from gpipe_bench.engine.runtime.runtime import End, Runtime
+from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.engine.transfer import Stream, current_stream, record_stream, wait_stream
 from gpipe_bench.engine.worker import Turns, Workers, in_fresh_thread, this_thread
 from gpipe_bench.errors import ScheduleError, UnsupportedError
@@ -44,16 +44,15 @@ Gather = Callable[[list[MicroBatch]], MicroBatch]
 
 
 class Pipeline:
-    """Runs batches through layers.
+    """Runs batches through layers, which hold it and are told with each call, so that they are free as soon as dropped.
 
     Args:
-        layers: in partitions, on their devices. They and their settings may change between batches.
         rows: for each partition the device of the schedule that it belongs to.
         choice: the schedule; None for the paper's executor.
     """
 
-    def __init__(self, layers: Layers, rows: tuple[int, ...], choice: Choice | None) -> None:
-        self.layers, self.rows, self.choice = layers, rows, choice
+    def __init__(self, rows: tuple[int, ...], choice: Choice | None) -> None:
+        self.rows, self.choice = rows, choice
         self._renew()
 
     def _renew(self) -> None:
@@ -63,16 +62,14 @@ class Pipeline:
         self._turns: dict[tuple[bool, bool], Turns] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"layers": self.layers, "rows": self.rows, "choice": self.choice}
+        return {"rows": self.rows, "choice": self.choice}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._renew()
 
-    @property
-    def places(self) -> list[Partition]:
+    def places(self, layers: Layers) -> list[Partition]:
         """The partitions, in place."""
-        layers = self.layers
         if self._placed[0] is not layers.partitions:
             self._renew()
             options: Any = {"portals": layers.components.portals, "transfer": layers.transfer}
@@ -80,15 +77,14 @@ class Pipeline:
             self._placed = layers.partitions, found
         return self._placed[1]
 
-    def plan(self, m: int) -> Plan[SkipKey]:
+    def plan(self, layers: Layers, m: int) -> Plan[SkipKey]:
         """What a batch of m micro-batches is to do, by the settings and modes of now."""
-        layers = self.layers
         return Plan(
             m=m,
             n=len(layers.partitions),
             components=layers.components,
             checkpoint=layers.checkpoint if layers.training else "never",
-            arrivals={each.j: each.incoming for each in self.places},
+            arrivals={each.j: each.incoming for each in self.places(layers)},
             backward=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
         )
 
@@ -97,19 +93,22 @@ class Pipeline:
         assert self.choice is not None  # noqa: S101 - asked for where there is a schedule
         return self.choice.lists(plan.m, plan.checkpointed, early_recompute=plan.components.early_recompute)
 
-    def forward(self, microbatches: list[MicroBatch], gather: Gather) -> Any:
+    def forward(self, layers: Layers, microbatches: list[MicroBatch], gather: Gather) -> Any:
         """What the last layer gives for micro-batches."""
-        plan = self.plan(len(microbatches))
+        plan = self.plan(layers, len(microbatches))
         if plan.backward and (replica := active_replica()) is not None:
-            check_replica(replica, self.layers, plan.m, whole=self.choice is None and not plan.checkpointed)
+            check_replica(replica, layers, plan.m, whole=self.choice is None and not plan.checkpointed)
         if self.choice is None:
-            return self._paper(plan, microbatches, gather).unwrap()
-        return gather(self.outputs(plan, microbatches, Mailboxes())).unwrap()
+            return self._paper(layers, plan, microbatches, gather).unwrap()
+        return gather(self.outputs(layers, plan, microbatches, Mailboxes())).unwrap()
 
-    def outputs(self, plan: Plan[SkipKey], microbatches: list[MicroBatch], mailboxes: Mailboxes) -> list[MicroBatch]:
+    def outputs(
+        self, layers: Layers, plan: Plan[SkipKey], microbatches: list[MicroBatch], mailboxes: Mailboxes
+    ) -> list[MicroBatch]:
         """Run the forward passes of a schedule: what the last layer gives, if it is in this process.
 
         Args:
+            layers: of the pipeline.
             plan: of the batch.
             microbatches: the batch, if the first layer is in this process.
             mailboxes: how values travel.
@@ -120,44 +119,53 @@ class Pipeline:
             advice = "call pipe.step(input, target, loss), or pipe(x) under torch.no_grad()"
             raise ScheduleError([f"{rule}, got {lists.name}; {advice}"])
         end = Outputs(plan.m)
-        with self._entered(plan, microbatches) as batch:
-            mailboxes.enter(batch.randomness)
-            runtime = self._runtime(plan, list(microbatches), batch, lists, end, mailboxes=mailboxes)
-            runtime.run(mailboxes.own(lists.forward))
+        with self._entered(layers, plan, microbatches) as batch:
+            order = mailboxes.enter(batch.randomness, lists.forward)
+            options: Any = {"learning": plan.backward, "mailboxes": mailboxes}
+            runtime = Runtime(layers.skip_layout, list(microbatches), batch, lists, end, **options)
+            runtime.run(order)
             outputs, end.microbatches = end.microbatches, []
-            self._hand_over(outputs, entering=False)
+            self._hand_over(layers, outputs, entering=False)
             mailboxes.leave(batch.randomness)
-        return attach(BackwardPass(runtime, end, self._streams()), microbatches, outputs) if plan.backward else outputs
+        if not plan.backward:
+            return outputs
+        return attach(BackwardPass(runtime, end, self._streams(layers)), microbatches, outputs)
 
-    def step(self, microbatches: list[MicroBatch], sizes: Sequence[int], goal: Goal, gather: Gather) -> Any:
+    def step(
+        self, layers: Layers, microbatches: list[MicroBatch], sizes: Sequence[int], goal: Goal, gather: Gather
+    ) -> Any:
         """A training step: the loss of the batch, and its output if asked for. Empties ``microbatches``."""
-        if not self.layers.partitions:
+        if not layers.partitions:
             raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
         if torch.is_grad_enabled() and (replica := active_replica()) is not None:
-            check_no_replica(replica, self.layers)
+            check_no_replica(replica, layers)
         if self.choice is None:
-            goal.split(self.layers.chunks, sizes)
-            output = self.forward(microbatches, gather)
+            goal.split(layers.chunks, sizes)
+            output = self.forward(layers, microbatches, gather)
             value = check_loss(goal.loss(output, goal.target))
             if value.requires_grad:
                 torch.autograd.backward(value)
             loss, output = value.detach(), tree_map_only(Tensor, Tensor.detach, output)
         else:
-            loss, outputs = self.train(self.plan(len(sizes)), microbatches, sizes, goal, Mailboxes())
+            plan = self.plan(layers, len(sizes))
+            loss, outputs = self.train(layers, plan, microbatches, sizes, goal, mailboxes=Mailboxes())
             output = gather(outputs).unwrap() if goal.return_output else None
         return (loss, output) if goal.return_output else loss
 
     def train(
         self,
+        layers: Layers,
         plan: Plan[SkipKey],
         microbatches: list[MicroBatch],
         sizes: Sequence[int],
         goal: Goal | None,
+        *,
         mailboxes: Mailboxes,
     ) -> tuple[Tensor, list[MicroBatch]]:
         """Run a batch through a schedule, forward and backward where the plan says so.
 
         Args:
+            layers: of the pipeline.
             plan: of the batch.
             microbatches: as for :meth:`outputs`; emptied.
             sizes: of all micro-batches.
@@ -168,53 +176,53 @@ class Pipeline:
             The loss of the batch, and the outputs, if the goal says so.
         """
         lists = self.lists(plan)
-        shared: Any = goal.shared(self.layers.chunks, sizes, learning=plan.backward) if goal else (None, [], ())
+        shared: Any = goal.shared(layers.chunks, sizes, learning=plan.backward) if goal else (None, [], ())
         loss, targets, shares = shared
         entering = [value for microbatch in microbatches for value in microbatch.values]
-        with self._entered(plan, microbatches) as batch:
-            mailboxes.enter(batch.randomness)
+        with self._entered(layers, plan, microbatches) as batch:
+            order = mailboxes.enter(batch.randomness, lists.facts.order if plan.backward else lists.forward)
             end = Losses(loss, targets, shares, batch, keeps=goal is not None and goal.return_output)
-            runtime = self._runtime(plan, microbatches, batch, lists, end, mailboxes=mailboxes)
+            options: Any = {"learning": plan.backward, "mailboxes": mailboxes}
+            runtime = Runtime(layers.skip_layout, microbatches, batch, lists, end, **options)
             microbatches.clear()
             try:
-                runtime.run(mailboxes.own(lists.facts.order if plan.backward else lists.forward))
-                total: Any = end.total() if goal else None
+                runtime.run(order)
+                total = mailboxes.leave(batch.randomness, end.total)
             finally:
                 # The loss has been made on the stream of the last partition: the caller comes after it, too.
-                after(self._streams())
-            total = mailboxes.leave(batch.randomness, total)
+                after(self._streams(layers))
         hand_back(entering, runtime.input_grads)
         return total, end.outputs
 
-    def _paper(self, plan: Plan[SkipKey], microbatches: list[MicroBatch], gather: Gather) -> MicroBatch:
+    def _paper(self, layers: Layers, plan: Plan[SkipKey], microbatches: list[MicroBatch], gather: Gather) -> MicroBatch:
         """Run micro-batches in the paper's executor, and put the outputs together."""
         stop = threading.Event()
         # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
-        alone = not self._has_threads(plan)
+        alone = not _has_threads(layers, plan)
 
         def run() -> list[MicroBatch]:
             with batch.execution.applied():
                 workers = None if alone else Workers(sorted({partition.worker for partition in batch.partitions}))
-                executor = PaperExecutor(plan, self.layers.skip_layout, microbatches, batch, workers, stop)
+                executor = PaperExecutor(plan, layers.skip_layout, microbatches, batch, workers, stop)
                 try:
                     run_forward(plan, executor)
                 finally:
                     executor.drain()
                 return executor.microbatches
 
-        with self._entered(plan, microbatches) as batch:
+        with self._entered(layers, plan, microbatches) as batch:
             outputs = run() if alone else in_fresh_thread(run, stop.set)
-            self._hand_over(outputs, entering=False)
+            self._hand_over(layers, outputs, entering=False)
         output = gather(outputs)
         if not plan.checkpointed:
             return output
-        own = [(computing, callers) for _, computing, callers in self._streams() if computing != callers]
+        own = [(computing, callers) for _, computing, callers in self._streams(layers) if computing != callers]
         return MicroBatch(behind(Guard, output.values, own), output.structure)
 
     @contextmanager
-    def _entered(self, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> Iterator[BatchContext]:
+    def _entered(self, layers: Layers, plan: Plan[SkipKey], microbatches: list[MicroBatch]) -> Iterator[BatchContext]:
         """What the tasks of a batch share, for as long as its forward passes run."""
-        layers, places = self.layers, self.places
+        places = self.places(layers)
         anew = bool(plan.checkpointed) or self.choice is not None
         entering = [value for each in microbatches for value in each.values if isinstance(value, Tensor)]
         tensors = (*entering, *layers.parameters())
@@ -231,13 +239,13 @@ class Pipeline:
             for each in microbatches
         ] or [0]
         with layers.batch_lock, deferring(layers.deferred_layers, plan.m), uncached_weights(shared=shared, anew=anew):
-            self._hand_over(microbatches, entering=True)
+            self._hand_over(layers, microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
             randomness = BatchRandomness(
                 layers.devices, layers.partitions, self._drawing, concurrent=concurrent, training=layers.training
             )
-            aside, threads = plan.components.copy_streams and plan.n > 1, self._has_threads(plan)
+            aside, threads = plan.components.copy_streams and plan.n > 1, _has_threads(layers, plan)
             mode = layers.training, threads
             before, this_thread.locks = this_thread.locks, (*this_thread.locks, layers.batch_lock)
             try:
@@ -246,6 +254,7 @@ class Pipeline:
                     transfer=layers.transfer,
                     execution=ExecutionContext.capture(layers.devices),
                     randomness=randomness,
+                    threads=threads,
                     turns=self._turns.get(mode) or self._turns.setdefault(mode, Turns(threads=threads)),
                     observer=layers.task_observer,
                     partitions=places,
@@ -257,41 +266,29 @@ class Pipeline:
                 this_thread.locks = before
                 randomness.end()
 
-    def _runtime(
-        self,
-        plan: Plan[SkipKey],
-        microbatches: list[MicroBatch],
-        batch: BatchContext,
-        lists: ActionLists,
-        end: End,
-        **options: Any,
-    ) -> Runtime:
-        threads = self._has_threads(plan) and len(set(lists.groups)) > 1
-        layout, learning = self.layers.skip_layout, plan.backward
-        return Runtime(layout, microbatches, batch, lists, end, learning=learning, threads=threads, **options)
-
-    def _has_threads(self, plan: Plan[SkipKey]) -> bool:
-        """Whether tasks run in threads of their own: not without clock-cycles, nor where nothing runs beside them."""
-        return self.layers.workers != "never" and plan.components.clock_cycle and plan.n > 1
-
-    def _streams(self) -> list[tuple[torch.device, Stream, Stream]]:
+    def _streams(self, layers: Layers) -> list[tuple[torch.device, Stream, Stream]]:
         """For each partition its device, its compute stream, and the caller's stream on the device."""
-        return [(each.device, each.computing(), current_stream(each.device)) for each in self.places]
+        return [(each.device, each.computing(), current_stream(each.device)) for each in self.places(layers)]
 
-    def _hand_over(self, microbatches: list[MicroBatch], *, entering: bool) -> None:
+    def _hand_over(self, layers: Layers, microbatches: list[MicroBatch], *, entering: bool) -> None:
         """Order partitions with compute streams of their own after the caller's work, or the caller after them."""
-        for _, computing, callers in self._streams():
+        for _, computing, callers in self._streams(layers):
             if entering:
                 wait_stream(computing, callers)
             else:
                 wait_stream(callers, computing)
-        end = self.places[0] if entering else self.places[-1]
+        end = self.places(layers)[0 if entering else -1]
         if end.own_stream is not None:
             user = end.own_stream if entering else current_stream(end.device)
             for microbatch in microbatches:
                 for value in microbatch.values:
                     if isinstance(value, Tensor):
                         record_stream(value, user)
+
+
+def _has_threads(layers: Layers, plan: Plan[SkipKey]) -> bool:
+    """Whether tasks run in threads of their own: not without clock-cycles, nor where nothing runs beside them."""
+    return layers.workers != "never" and plan.components.clock_cycle and plan.n > 1
 
 
 def hand_back(entering: Sequence[Any], grads: Sequence[Sequence[Tensor | None]]) -> None:

@@ -45,7 +45,6 @@ class Runtime:
         lists: what each thread does.
         end: what follows the last partition, if that is here.
         learning: whether backward passes follow.
-        threads: whether each list has a thread.
         mailboxes: how values travel.
 
     Attributes:
@@ -61,13 +60,13 @@ class Runtime:
         end: End,
         *,
         learning: bool,
-        threads: bool,
         mailboxes: Mailboxes,
     ) -> None:
         m, partitions = lists.facts.microbatches, batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
         self._partitions, self._layout, self._batch, self.lists, self._end = partitions, layout, batch, lists, end
-        self._learning, self._threads = learning, threads
+        # Whether each list has a thread.
+        self._learning, self._threads = learning, batch.threads and len(set(lists.groups)) > 1
         self._holding = Holding()
         self._ends = batch.ends
         self._cells: dict[tuple[int, int], Cell] = {}
@@ -92,7 +91,6 @@ class Runtime:
                 first = [(None, self._failures[min(self._failures)])]
                 self._failures.clear()
                 raised(first.pop())
-            self._mailboxes.check()
         except BaseException:
             self._cells.clear()
             self._mailboxes.clear()
