@@ -10,6 +10,7 @@ from torch import Tensor
 # Public is torch.compiler.disable alone, which loads the compiler: half a second in programs that compile nothing.
 from torch._C._dynamo import eval_frame
 from torch._ops import HigherOrderOperator
+from torch.autograd import forward_ad
 
 # Private in name only: PyTorch's notes on extending it have the class under this name (pytorch#110073).
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,7 +24,9 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
     that it is given run in the mode, so all operators in them do.
 
     Attributes:
-        traced: whether a higher-order operator was seen. PyTorch traces the functions that it is given.
+        traced: whether something was seen that may not run in two threads at once: a higher-order operator, since
+            PyTorch traces the functions that it is given, or an operator under forward-mode derivatives, whose levels
+            belong to the process.
     """
 
     supports_higher_order_operators = True
@@ -40,6 +43,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
         if isinstance(func, HigherOrderOperator):
             self.traced = True
             return func(*tree_map(self._inside, args), **tree_map(self._inside, kwargs or {}))
+        self.traced |= forward_ad._current_level >= 0  # noqa: SLF001 - there is no public way to ask
         return self.run(func, args, kwargs or {})
 
     def _inside(self, value: Any) -> Any:

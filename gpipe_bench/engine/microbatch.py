@@ -52,14 +52,19 @@ def flatten(value: Any) -> tuple[Values, TreeSpec | None]:
     if isinstance(value, Tensor):
         return (value,), None
     leaves, structure = tree_flatten(value)
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor) and _hides_tensors(leaf):
+    check_open(leaves)
+    return tuple(leaves), structure
+
+
+def check_open(values: Iterable[Any]) -> None:
+    """Refuse objects that hide tensors, whose gradients a checkpoint or a copy would lose."""
+    for value in values:
+        if not isinstance(value, Tensor) and _hides_tensors(value):
             raise TypeError(
-                f"layers must hand on tensors in tuples, lists or dicts, got a {type(leaf).__name__} that holds "
+                f"layers must hand on tensors in tuples, lists or dicts, got a {type(value).__name__} that holds "
                 "some; return these tensors in a tuple and put the rest together in the layer that uses them, or "
                 "register a class of your own with torch.utils._pytree.register_pytree_node"
             )
-    return tuple(leaves), structure
 
 
 _LEFT_ALONE = (bool, int, float, complex, str, bytes, type, nn.Module, ModuleType, CodeType, FrameType, TracebackType)

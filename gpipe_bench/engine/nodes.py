@@ -35,7 +35,7 @@ class _Apart(Function):
     """x -> x."""
 
     # No code of a user: it may run again.
-    is_pure = True
+    is_pure_to_gpipe_bench = True
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Any:
@@ -85,10 +85,13 @@ def nodes_behind(roots: Iterable[Node | None], ends: Iterable[Node | None] = ())
 
 
 def is_users(node: Node) -> bool:
-    """Whether the backward of a node is a user's code, of Python or of C++, and not one of the engine's own."""
+    """Whether the backward of a node is a user's code, of Python or of C++, and not one of the engine's own.
+
+    One that wrote to a view in place is hidden in a node for the whole tensor, and so is an operation of PyTorch.
+    """
     if isinstance(node, BackwardCFunction):
-        return not getattr(getattr(type(node), "_forward_cls", None), "is_pure", False)
-    return type(node).__name__ == "CppFunction"
+        return not getattr(getattr(type(node), "_forward_cls", None), "is_pure_to_gpipe_bench", False)
+    return type(node).__name__ in ("CppFunction", "CopySlices")
 
 
 _phonies: dict[torch.device, Tensor] = {}
@@ -158,7 +161,7 @@ class Inlet:
 class _Receive(Function):
     """(inlet, phony, [values...]) -> values, which backward keeps no hold of: gradients go to the inlet."""
 
-    is_pure = True
+    is_pure_to_gpipe_bench = True
 
     @staticmethod
     def forward(ctx: Any, inlet: Inlet, _: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gpipe_bench.engine.microbatch import MicroBatch, Values, flatten
+from gpipe_bench.engine.microbatch import MicroBatch, Values, check_open, flatten
 from gpipe_bench.engine.sequential import Arguments, PipeSequential
 from gpipe_bench.engine.transfer import Endpoint, Stream, current_stream, has_streams, shared_stream
 from gpipe_bench.skip.layout import SkipLayout
@@ -78,7 +78,9 @@ class Partition:
         tracker = LocalTracker(zip(self.incoming, flat[count:], strict=True))
         with use_tracker(tracker):
             values, structure = flatten(_run_layers(self.layers, MicroBatch(flat[:count], structure).unwrap()))
-        return (*values, *(tracker.load(key) for key in self.outgoing)), structure
+        skips = [tracker.load(key) for key in self.outgoing]
+        check_open(skips)
+        return (*values, *skips), structure
 
 
 TASK: Final = Partition.compute.__code__

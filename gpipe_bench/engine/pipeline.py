@@ -242,11 +242,10 @@ class Pipeline:
             self._hand_over(layers, microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
-            randomness = BatchRandomness(
-                layers.devices, layers.partitions, self._drawing, concurrent=concurrent, training=layers.training
-            )
             aside, threads = plan.components.copy_streams and plan.n > 1, _has_threads(layers, plan)
-            mode = layers.training, threads
+            turns = self._turns.setdefault((layers.training, threads), Turns(threads=threads))
+            options: Any = {"concurrent": concurrent, "training": layers.training}
+            randomness = BatchRandomness(layers.devices, layers.partitions, self._drawing, turns, **options)
             before, this_thread.locks = this_thread.locks, (*this_thread.locks, layers.batch_lock)
             try:
                 yield BatchContext(
@@ -255,7 +254,7 @@ class Pipeline:
                     execution=ExecutionContext.capture(layers.devices),
                     randomness=randomness,
                     threads=threads,
-                    turns=self._turns.get(mode) or self._turns.setdefault(mode, Turns(threads=threads)),
+                    turns=turns,
                     observer=layers.task_observer,
                     partitions=places,
                     ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in places],

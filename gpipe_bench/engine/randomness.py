@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from gpipe_bench.engine.partition import TASK
 from gpipe_bench.engine.redirect import Loans, Redirect, default_generator, lending
+from gpipe_bench.engine.worker import Turns
 
 # Held by a recomputation that draws from the CPU's default generator, of which all backward threads have but one.
 _cpu_lock = threading.RLock()
@@ -72,6 +73,8 @@ class BatchRandomness:
         devices: one per partition.
         layers: of the partitions.
         drawing: partitions that were seen to draw, in training mode or not; kept from batch to batch.
+        turns: of the tasks. They begin to take them once an operator has drawn from a default generator on loan, which
+            nobody else may use or put back meanwhile, as a checkpoint in a layer does in its backward pass.
         concurrent: whether tasks of this batch can run at the same time.
         training: training mode of the pipeline.
 
@@ -85,12 +88,13 @@ class BatchRandomness:
         devices: Sequence[torch.device],
         layers: Sequence[nn.Module],
         drawing: set[tuple[int, bool]],
+        turns: Turns,
         *,
         concurrent: bool,
         training: bool,
     ) -> None:
         self.devices, self.concurrent, self.drew = devices, concurrent, False
-        self._layers, self._drawing, self._training = layers, drawing, training
+        self._layers, self._drawing, self._turns, self._training = layers, drawing, turns, training
         self._seen: set[int] = set()
         self._generators: dict[int, list[torch.Generator]] = {}
         self._start = _default_state() if concurrent else b""
@@ -122,9 +126,10 @@ class BatchRandomness:
         """Whether a task of partition j that begins now may draw. The loss has the place after the last partition."""
         return j not in self._seen or (j, self._training) in self._drawing
 
-    def learn(self, j: int, *, drew: bool, unsure: bool) -> None:
-        """Remember whether a task of partition j was seen to draw, or may have drawn."""
+    def learn(self, j: int, *, drew: bool, unsure: bool, lent: bool = False) -> None:
+        """Remember whether a task of partition j was seen to draw, from a default generator on loan, or may have drawn."""
         self._seen.add(j)
+        self._turns.taken |= lent
         self.drew |= drew
         if drew or unsure:
             self._drawing.add((j, self._training))
@@ -181,7 +186,7 @@ class Draws:
             with self._redirect() as redirect:
                 yield
             self.drew, self.unsure = redirect.drew, redirect.disturbed or before != _default_state()
-            self.batch.learn(self.j, drew=self.drew, unsure=self.unsure)
+            self.batch.learn(self.j, drew=self.drew, unsure=self.unsure, lent=redirect.lent)
         else:
             with lending:
                 made, before = Loans.made, _default_state()

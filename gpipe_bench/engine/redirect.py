@@ -64,7 +64,8 @@ class Redirect(DispatchMode):
 
     Attributes:
         drew: whether random numbers were drawn, other than those of ``keep``.
-        disturbed: whether a task that could draw from the default generator ran while that was on loan.
+        lent: whether an operator drew while it had a default generator on loan.
+        disturbed: whether a task that could draw from the default generator ran meanwhile.
 
     Raises:
         RandomnessError: a number is drawn where somebody else will want to draw it again, without the generators of
@@ -77,7 +78,7 @@ class Redirect(DispatchMode):
         self._keep = keep
         self._nested = nested
         self._generators: dict[torch.device, torch.Generator] = {}
-        self.drew = self.disturbed = False
+        self.drew = self.lent = self.disturbed = False
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it is random, with the task's generator."""
@@ -124,6 +125,7 @@ class Redirect(DispatchMode):
                 shared.set_state(before)
                 if not torch.equal(own.get_state(), lent):
                     Loans.made += 1
+                    self.lent = True
                     self.disturbed |= Loans.bare > 0
                     self._draw()
 

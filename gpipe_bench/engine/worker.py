@@ -199,18 +199,22 @@ class Workers:
 
 
 class Turns:
-    """The turns of tasks in all batches of a pipeline, in one training mode, where its layers or loss are traced.
+    """The turns of tasks in all batches of a pipeline, in one training mode, where its layers or loss need them.
 
     PyTorch traces a higher-order operator, such as ``torch.cond``, whenever it is called, in global state: no other
-    thread may trace or compile meanwhile. So all tasks of a pipeline that calls one take turns. The first task of each
-    partition, and the first loss, show whether it does; these take turns with each other.
+    thread may trace or compile meanwhile. The levels of forward-mode derivatives, as of ``torch.func.jvp``, are global,
+    too. So all tasks of a pipeline that uses either take turns. The first task of each partition, and the first loss,
+    show whether it does; these take turns with each other.
 
     Args:
         threads: whether tasks run in threads of their own.
+
+    Attributes:
+        taken: whether all tasks take turns.
     """
 
     def __init__(self, *, threads: bool) -> None:
-        self._threads, self._traced = threads, False
+        self._threads, self.taken = threads, False
         self._seen: set[int] = set()
         self._lock = threading.RLock()
 
@@ -218,19 +222,19 @@ class Turns:
     def turn(self, place: int) -> Iterator[None]:
         """A block for a task of the partition with this index; the loss has the place after the last one."""
         seen = place in self._seen
-        with self._lock if self._traced or not seen else nullcontext():
+        with self._lock if self.taken or not seen else nullcontext():
             watch = None if seen else DispatchMode()  # type: ignore[no-untyped-call]  # not annotated
-            known = self._traced
+            known = self.taken
             try:
                 with watch or nullcontext():
                     yield
             except Exception as error:
                 if self._threads and not known and _is_of_tracing(error):
-                    self._traced = True
+                    self.taken = True
                     error.add_note(_NOTE)
                 raise
             self._seen.add(place)
-            self._traced |= watch is not None and watch.traced
+            self.taken |= watch is not None and watch.traced
 
 
 def _is_of_tracing(error: BaseException) -> bool:

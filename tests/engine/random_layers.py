@@ -103,10 +103,6 @@ class Layer(nn.Module):
     def run(self, x: Tensor) -> Any:
         raise TypeError("a layer must have a value, got none; define value()")
 
-    def plus(self, x: Tensor, b: Tensor) -> Tensor:
-        """x + b, which gives both of them one and the same gradient."""
-        return x + b
-
     def note(self, event: str, *values: Tensor | None) -> None:
         self.ledger.note(self.name, event, *values)
 
@@ -165,7 +161,7 @@ class Add(Layer):
         self.b = factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return self.plus(x, self.b)
+        return x + self.b
 
 
 # --- custom functions ------------------------------------------------------------------------------------------------
@@ -227,6 +223,33 @@ class TimesFreeing(Times):
         ctx.note("backward", grad)
         (x, w), ctx.kept = ctx.kept, None
         return None, grad * w, (grad * x).sum(0)
+
+
+class TimesOnView(TimesFreeing):
+    """Writes to its input, which may be a view: autograd then hides its node in one for the whole tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, note: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.note, ctx.kept = note, (x.detach().clone(), w.detach())
+        ctx.mark_dirty(x)
+        return x.mul_(w)
+
+
+class TimesTagged(Times):
+    """x w times an attribute of a tensor, which it finds again at the saved tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, note: Any, x: Tensor, w: Tensor, tagged: Any) -> Tensor:
+        ctx.save_for_backward(x, w, tagged)
+        ctx.note = note
+        return x * w * tagged.sign_of_it
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.note("backward", grad)
+        x, w, tagged = ctx.saved_tensors
+        signed = grad * tagged.sign_of_it
+        return None, signed * w, (signed * x).sum(0), None
 
 
 class TimesScaling(Times):
@@ -462,7 +485,7 @@ class InPlaceBetweenAdditions(Layer):
         self.w, self.before, self.after = factors(), factors(rows), factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return self.plus(TimesInPlace.apply(self.note, self.plus(x, self.before), self.w), self.after)
+        return TimesInPlace.apply(self.note, x + self.before, self.w) + self.after
 
 
 class InPlaceBesideLinear(Layer):
@@ -473,6 +496,54 @@ class InPlaceBesideLinear(Layer):
 
     def run(self, x: Tensor) -> Tensor:
         return TimesInPlace.apply(self.note, x, self.w) + nn.functional.linear(small(x), self.matrix)
+
+
+class InPlaceInBranch(Layer):
+    """x s + f(b), where f writes to the gradient that x s has got, too."""
+
+    def make(self, draw: random.Random, rows: int) -> None:
+        self.w, self.s, self.b = factors(), factors(rows), factors(rows)
+
+    def run(self, x: Tensor) -> Tensor:
+        b = TimesInPlace.apply(self.note, self.b, self.w)
+        return x * self.s + b
+
+
+class InPlaceOnView(Layer):
+    def run(self, x: Tensor) -> Tensor:
+        y = x * self.v
+        TimesOnView.apply(self.note, y[:, :2], self.w[:2])
+        return y
+
+
+class Tagged(Layer):
+    def make(self, draw: random.Random, rows: int) -> None:
+        self.w = factors()
+        tagged: Any = torch.ones(1).double()
+        tagged.sign_of_it = -1
+        self.tagged = tagged
+
+    def run(self, x: Tensor) -> Tensor:
+        return TimesTagged.apply(self.note, x, self.w, self.tagged)
+
+
+class Unpacks(Layer):
+    """Keeps what its operators save itself, and frees it when it is asked for, as offloading does."""
+
+    def run(self, x: Tensor) -> Tensor:
+        kept: list[Any] = []
+
+        def pack(saved: Tensor) -> int:
+            kept.append(saved.detach())
+            return len(kept) - 1
+
+        def unpack(place: int) -> Tensor:
+            saved, kept[place] = kept[place], None
+            self.note("unpack", saved)
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return x * self.w
 
 
 class InPlaceWithoutWeight(Layer):
@@ -904,12 +975,13 @@ class Pops(Layer):
 KINDS: dict[str, type[Layer]] = {
     each.__name__: each
     for each in (
-        InPlace, InPlaceBetweenAdditions, InPlaceBesideLinear, InPlaceWithoutWeight, Fused, Freeing, Scaling, Once,
-        Asked, OneOfTwo, BothOfTwo, OneGradientForBoth, Dirty, RoundedWeight, OneWeightTwice, Registered, Checkpointed,
-        BackwardWithin, HookOnInput, HookOnOutput, HookWithin, HookInPlace, HookOfMany, HookOfNode,
-        HookOfNodeThatScales, HookOfModule, HookOfParameter, Retained, Equilibrium, CallBefore, CallAfter, Forces,
-        Draws, DrawsBernoulli, DrawsPermutation, DrawsInOperator, DrawsInFunction, DrawsLate, DrawsFromItsOwn,
-        Monitors, MonitorsFirst, MonitorsLog, MonitorsWriting, MonitorsInput,
+        InPlace, InPlaceBetweenAdditions, InPlaceBesideLinear, InPlaceInBranch, InPlaceOnView, InPlaceWithoutWeight,
+        Fused, Freeing, Scaling, Tagged, Unpacks, Once, Asked, OneOfTwo, BothOfTwo, OneGradientForBoth, Dirty,
+        RoundedWeight, OneWeightTwice, Registered, Checkpointed, BackwardWithin, HookOnInput, HookOnOutput,
+        HookWithin, HookInPlace, HookOfMany, HookOfNode, HookOfNodeThatScales, HookOfModule, HookOfParameter,
+        Retained, Equilibrium, CallBefore, CallAfter, Forces, Draws, DrawsBernoulli, DrawsPermutation,
+        DrawsInOperator, DrawsInFunction, DrawsLate, DrawsFromItsOwn, Monitors, MonitorsFirst, MonitorsLog,
+        MonitorsWriting, MonitorsInput,
     )
 }  # fmt: skip
 """Layers with side effects, by name."""

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from gpipe_bench import GPipe
 from gpipe_bench.engine.gpipe import gather, scatter
+from gpipe_bench.skip import pop, skippable, stash
 from tests.engine.support import Do, Flags, on_cpu
 
 
@@ -124,6 +126,28 @@ HIDING = {
 def test_an_object_that_hides_tensors_is_refused(name):
     pipe = on_cpu(nn.Sequential(nn.Linear(4, 4), Do(HIDING[name]), Do(lambda _: torch.ones(2, 1))), [2, 1], chunks=3)
     with pytest.raises(TypeError, match=r"layers must hand on tensors in tuples, lists or dicts, got a \w+ that holds"):
+        pipe(torch.ones(6, 4))
+
+
+@skippable(stash=["hidden"])
+class StashesHidden(nn.Module):
+    def forward(self, x):
+        yield stash("hidden", partial(torch.add, x))
+        return x
+
+
+@skippable(pop=["hidden"])
+class PopsHidden(nn.Module):
+    def forward(self, x):
+        hidden = yield pop("hidden")
+        return hidden(x)
+
+
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
+def test_a_skip_that_hides_tensors_is_refused(schedule):
+    layers = nn.Sequential(nn.Linear(4, 4), StashesHidden(), nn.Linear(4, 4), PopsHidden())
+    pipe = GPipe(layers, [2, 1, 1], devices=["cpu"] * 3, chunks=3, schedule=schedule)
+    with pytest.raises(TypeError, match=r"layers must hand on tensors in .*, got a partial that holds"):
         pipe(torch.ones(6, 4))
 
 

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench import GPipe
 from tests.cover import cover
@@ -103,6 +104,40 @@ def test_whatever_draws_in_whichever_microbatch_is_drawn_again(name, schedule, c
     if where == range(4):
         assert torch.equal(outputs[0], outputs[2])
         assert torch.equal(outputs[1], outputs[3])
+
+
+class Checkpointed(nn.Module):
+    """A checkpoint of PyTorch's, which sets the default generator in its backward pass and puts it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: x * self.one * self.one, x, use_reentrant=False)
+
+
+class NoisyGradient(nn.Module):
+    """A hook that draws in the backward pass, whose numbers count nothing here."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda grad: grad + 0 * torch.rand_like(grad))
+        return x
+
+
+@pytest.mark.parametrize("beside", [Checkpointed, NoisyGradient])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb_h1"])
+def test_an_operator_without_a_tag_draws_what_nobody_disturbs(schedule, beside):
+    torch.manual_seed(5)
+    layers = [beside(), sometimes("untagged", range(16)), beside(), sometimes("untagged", range(16))]
+    pipe = scheduled(nn.Sequential(*layers), [1] * 4, schedule, chunks=16, checkpoint="always")
+    rows = torch.arange(16.0).repeat_interleave(64)[:, None].expand(-1, SIZE).contiguous()
+    for _ in range(3):
+        pipe.zero_grad()
+        _, output = pipe.step(rows, None, lambda y, _: y.sum(), reduction="sum", return_output=True)
+        for layer in (layers[1], layers[3]):
+            torch.testing.assert_close(layer.weight.grad, output.sum(0))
 
 
 @pytest.mark.parametrize("schedule", [None, "gpipe", "interleaved"])

@@ -78,15 +78,32 @@ def test_the_way_out_gives_what_the_plain_module_gives(name):
         torch.testing.assert_close(TRANSFORMS[name](nn.Sequential(*pipe), x), TRANSFORMS[name](make(), x))
 
 
-@pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b"])
-def test_function_transforms_within_a_layer_are_its_own_affair(schedule):
-    class Norm(nn.Module):
-        def forward(self, x):
-            return torch.func.vmap(torch.nn.functional.normalize)(x[:, None])[:, 0]
+WITHIN = {
+    "vmap": torch.func.vmap(lambda row: row / row.norm()),
+    "jvp": lambda x: torch.func.jvp(torch.tanh, (x,), (x,))[1],
+    "hessian": torch.func.vmap(torch.func.hessian(lambda row: row.tanh().prod())),
+}
 
-    layers = nn.Sequential(nn.Linear(3, 3), Norm(), nn.Linear(3, 1)).double()
-    x = torch.rand(4, 3, dtype=torch.float64)
-    found = GPipe(layers, [1, 2], devices=["cpu"] * 2, chunks=2, schedule=schedule).step(
-        x, x[:, :1], nn.functional.mse_loss
-    )
-    torch.testing.assert_close(found, nn.functional.mse_loss(layers(x), x[:, :1]).detach())
+
+class Transformed(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.linear, self.name = nn.Linear(3, 3), name
+
+    def forward(self, x):
+        return x + WITHIN[self.name](self.linear(x)).reshape(len(x), -1)[:, :3]
+
+
+# PyTorch's own, where it takes forward-mode derivatives for the first time.
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b"])
+def test_function_transforms_within_layers_of_all_partitions(name, schedule):
+    """Levels of forward-mode derivatives belong to the process, so tasks that use them must not run at once."""
+    layers = nn.Sequential(*(Transformed(name) for _ in range(4))).double()
+    x = torch.rand(16, 3, dtype=torch.float64)
+    expected = torch.stack([layers(part).square().sum() for part in x.chunk(8)]).sum().detach()
+    pipe = GPipe(layers, [1] * 4, devices=["cpu"] * 4, chunks=8, schedule=schedule)
+    for _ in range(3):
+        found = pipe.step(x, x, lambda output, _: output.square().sum(), reduction="sum")
+        torch.testing.assert_close(found, expected)

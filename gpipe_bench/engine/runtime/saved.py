@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, strided
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
-from torch.nn import Parameter
 
 from gpipe_bench.engine.microbatch import versions
 
@@ -53,8 +52,8 @@ def pack_saved(nodes: Iterable[Node]) -> list[Packed]:
 
     Tensors that have hooks already stay as they are, as those of an inner checkpoint. So do tensors that a custom
     function keeps without ``save_for_backward``, and those of nodes that show none, as of ``torch._foreach_mul``.
-    Parameters stay, too: they live on anyway, and a hook would give a tensor without the attributes of a user, as
-    ``main_grad``.
+    A hook gives another tensor than was saved. So tensors that are more than their numbers stay, too: parameters, which
+    live on anyway, other classes, and tensors to which a user has given attributes, as ``main_grad``.
 
     Raises:
         RuntimeError: a tensor was written to since it was saved, or is freed already; the errors are autograd's own.
@@ -71,9 +70,14 @@ def pack_saved(nodes: Iterable[Node]) -> list[Packed]:
             if all(each.unpack_hook is None for each in saved):
                 # Autograd checks whether they were written to when it is asked for their values.
                 for each, value in zip(saved, _tuple(getattr(node, checked)), strict=True):
-                    if value is not None and not isinstance(value, Parameter) and not _is_number(value):
+                    if type(value) is Tensor and not vars(value) and not _is_number(value):
                         each.register_hooks(pack, Packed.unpack)
     return packed
+
+
+def has_hooks(node: Node) -> bool:
+    """Whether what a node has saved is unpacked by a user's code, as by ``saved_tensors_hooks`` or a checkpoint."""
+    return any(each.unpack_hook is not None for raw, _ in _names(type(node)) for each in _tuple(getattr(node, raw)))
 
 
 def _is_number(value: Tensor) -> bool:

@@ -10,8 +10,10 @@ their saved tensors are freed when I has ended.
 
 The nodes at which W begins run twice: once for the inputs, once for the weights. Only nodes that PyTorch itself defines
 may do so. A user's code runs once, in I, together with the gradients of its weights: custom functions, compiled layers
-and nodes with a hook behind them may write to their gradients, add to attributes of weights, or free what they kept.
-W notes copies in a graph with such nodes, since they may write to a gradient that another node has got as well.
+and nodes with a hook behind them may write to their gradients, add to attributes of weights, or free what they kept;
+so may hooks that unpack what a node has saved. W notes copies in a graph with such nodes, since they may write to a
+gradient that another node has got as well. For the same reason it gives copies of what it notes to branches in which a
+user's code may be.
 
 A call of autograd walks over all nodes that its roots lead to. If W began its calls at these nodes, its host time
 would grow with the square of the number of layers. So W calls each node itself, as ``node(*grads)``, within a task of
@@ -34,8 +36,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from gpipe_bench.engine.microbatch import has_memory
 from gpipe_bench.engine.nodes import is_users
-from gpipe_bench.engine.runtime.saved import Packed, pack_saved
+from gpipe_bench.engine.runtime.saved import Packed, has_hooks, pack_saved
 
 Grads = tuple[Tensor | None, ...]
 
@@ -80,7 +83,9 @@ class Branch:
         call: Any = node.apply if isinstance(node, BackwardCFunction) else node
         given = call(*grads)
         given = given if isinstance(given, tuple) else (given,)
-        return [(edge, grad) for place, edge in self.edges.items() if (grad := given[place]) is not None]
+        pairs = [(edge, grad) for place, edge in self.edges.items() if (grad := given[place]) is not None]
+        noted = {grad.data_ptr() for grad in grads if grad is not None and has_memory(grad)}
+        return [(edge, grad.clone() if _shares(edge, grad, noted) else grad) for edge, grad in pairs]
 
 
 class WeightsLater:
@@ -148,6 +153,7 @@ def backward_inputs(
         return None
     leading, branches = cut
     users = {node for node in leading if node is not end and is_users(node)}
+    users |= {node for node in branches if has_hooks(node)}
     ends = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge.node not in leading]
     waiting = {node: branch for node, branch in branches.items() if node not in users and _waits(node, branch)}
     # A node that has a hook is the user's as much as one of a custom function.
@@ -173,6 +179,13 @@ def _waits(node: Node, branch: Branch) -> bool:
         return True
     handle.remove()
     return False
+
+
+def _shares(edge: GradientEdge, grad: Tensor, noted: Collection[int]) -> bool:
+    """Whether a user's code may write to a gradient that is noted. Behind a weight without hooks there is none."""
+    weight = getattr(edge.node, "variable", None)
+    untouched = weight is not None and not weight._backward_hooks  # noqa: SLF001 - there is no public way to ask
+    return not untouched and has_memory(grad) and grad.data_ptr() in noted
 
 
 def _copied(grad: Tensor | None) -> Tensor | None:
