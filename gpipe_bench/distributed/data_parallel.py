@@ -128,7 +128,7 @@ class Replicas:
                 by_type.setdefault(parameter.dtype, []).append((parameter, part))
         for dtype, pairs in by_type.items():
             # A parameter that got no gradient in any replica gets none: behind all stands which ones there are.
-            there = torch.tensor([parameter.grad is not None for parameter, _ in pairs])
+            there = torch.tensor([parameter.grad is not None for parameter, _ in pairs], device="cpu")
             flat = torch.cat([*[part.flatten() for _, part in pairs], there.to(pairs[0][1].device, dtype)])
             # Before they are added, since a sum may overflow where the mean does not.
             flat /= self._group.size()

@@ -28,7 +28,8 @@ def norms_of(partitions: Iterable[nn.Module], norm_type: float) -> Norms:
         found = [torch._foreach_norm([grad], float(norm_type))[0] for grad in grads]  # noqa: SLF001 - public, for all its name
         norms += [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in found]
     # All numbers of the smaller types are among those of the largest one.
-    return (torch.stack(norms).to("cpu", torch.float64) if norms else torch.empty(0, dtype=torch.float64)), kinds
+    none = torch.empty(0, dtype=torch.float64, device="cpu")
+    return (torch.stack(norms).to("cpu", torch.float64) if norms else none), kinds
 
 
 def total_norm(found: Sequence[Norms], rows: Sequence[int], norm_type: float, device: torch.device) -> Tensor:
@@ -43,7 +44,7 @@ def total_norm(found: Sequence[Norms], rows: Sequence[int], norm_type: float, de
     rest = [iter(norms) for norms, _ in found]
     ordered = [(next(rest[row]), kind) for j, row in enumerate(rows) for kind in found[row][1][j]]
     if not ordered:
-        return torch.tensor(0.0)
+        return torch.tensor(0.0, device=device)
     # PyTorch sorts gradients by type, in an order that only this function knows.
     alike: Any = [[torch.empty(0, dtype=kind, device=device) for _, kind in ordered]]
     groups = _group_tensors_by_device_and_dtype(alike, with_indices=True).values()
