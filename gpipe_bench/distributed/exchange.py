@@ -24,11 +24,13 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.distributed import wire
+from gpipe_bench.distributed.agreement import Begin
 from gpipe_bench.distributed.connections import Connections
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.news import LostError
 from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.distributed.wire import Description
+from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
 from gpipe_bench.errors import PeerError
 from gpipe_bench.schedules import Action
@@ -62,6 +64,7 @@ class Exchange(Mailboxes):
     ) -> None:
         super().__init__()
         self.failure: str | None = None
+        self._seed = b""
         self._links, self._news, self._replicas = connections.links, connections.news, connections.replicas
         self._nccl, self._rows, self._rank = connections.over_nccl, rows, connections.links.rank
         self._staging = Staging(device, direct=self._nccl is not None)
@@ -122,13 +125,28 @@ class Exchange(Mailboxes):
                 if self._nccl is not None:
                     self._nccl.abort()
 
-    def begin(self, kind: str) -> None:
-        """Begin a batch of some kind, once the first process has told all others so."""
+    def begin(self, begin: Begin) -> None:
+        """Begin what the first process has told all others."""
+        self._seed = begin.seed
         with self._checked():
             self._send()
             for peer in self._links:
                 with self._staging.stream(self._links.size + peer):
-                    self._linked(peer, partial(self._links[peer].begin, kind, self._staging.empty))
+                    self._linked(peer, partial(self._links[peer].begin, begin.kind, self._staging.empty))
+
+    def enter(self, randomness: BatchRandomness, order: Sequence[Action]) -> Sequence[Action]:
+        """Let the tasks of all processes draw from one seed; gives the actions of the own partitions."""
+        randomness.share(self._seed)
+        return [action for action in order if self._rows[action.j] == self._rank]
+
+    def leave(self, randomness: BatchRandomness, total: Callable[[], Tensor] | None = None) -> Any:
+        """End the averages of a batch; all processes get the loss of the last one, and generators that stand alike."""
+        self.check()
+        self.replicated(Replicas.finish)
+        loss = total() if total is not None and self._rank == self._rows[-1] else None
+        told = self.gather((loss, randomness.found()))
+        randomness.settle([found for _, found in told])
+        return told[self._rows[-1]][0]
 
     def finish(self) -> None:
         """End the batch: all that was sent is received.

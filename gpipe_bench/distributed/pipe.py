@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, NoReturn
 
@@ -15,27 +16,25 @@ from gpipe_bench.distributed.agreement import Begin, compare, description, finge
 from gpipe_bench.distributed.connections import Connections, given_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
-from gpipe_bench.distributed.goal import Goal
-from gpipe_bench.distributed.norms import Norms, norms_of, total_norm
-from gpipe_bench.engine.arguments import named_device
-from gpipe_bench.engine.batchnorm import DeferredBatchNorm, convert_deferred_batch_norm
-from gpipe_bench.engine.gpipe import GPipe, gather
-from gpipe_bench.engine.pipeline import hand_back
+from gpipe_bench.distributed.norms import norms_of, total_norm
+from gpipe_bench.engine.arguments import checked_module, named_device
+from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
+from gpipe_bench.engine.gpipe import check_input, gather, scatter
+from gpipe_bench.engine.layers import Layers
+from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers
-from gpipe_bench.engine.runtime.drive import Outputs, after
-from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, schedule_rows
-from gpipe_bench.engine.runtime.loss import Losses
+from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
-from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.errors import DeviceCountError, PeerError
-from gpipe_bench.schedules import Action
 from gpipe_bench.schedules.program import Plan
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 from gpipe_bench.skip.namespace import SkipKey
 
 
-class Pipe(GPipe):
+class Pipe(Layers):
     """A pipeline with a process for each device of its schedule.
 
     Every process of the group makes it of the same module, and keeps its own partitions. On a model that is larger than
@@ -83,11 +82,7 @@ class Pipe(GPipe):
 
     rank: int
     failure: str | None
-    _connections: Connections
-    _size: int
-    _device: torch.device
-    _materialise: Callable[[nn.Module], object] | None
-    _evaluations: int
+    _connections: Any
 
     def __init__(
         self,
@@ -106,46 +101,49 @@ class Pipe(GPipe):
         timeout_s: float = 600.0,
     ) -> None:
         given = given_group(group, mesh)
-        rank, size = given.rank(), given.size()
-        # Of the processes, until the schedule has said which partition belongs to which.
-        self.__dict__.update(_rows=tuple(range(size)), _layout=SkipLayout({}), failure=None, _evaluations=0)
         refused: Exception | None = None
         try:
             own = named_device("device", device)
         except (TypeError, ValueError, DeviceCountError) as error:
             # The others hear of it below.
             own, refused = torch.device("cpu"), error
-        self.__dict__.update(rank=rank, _size=size, _device=own, _materialise=materialise)
-        connections = self.__dict__["_connections"] = Connections(given, replicas, timeout_s, own)
-        mine: dict[str, Any] = {"NCCL": connections.over_nccl is not None}
-
-        def make(exchange: Exchange) -> None:
+        self.rank, self._size, self._device, self.failure = given.rank(), given.size(), own, None
+        self._evaluations = 0
+        self._connections = Connections(given, replicas, timeout_s, own)
+        # Of the processes, until the schedule has said which partition belongs to which.
+        with self._together(tuple(range(self._size)), {}) as exchange:
             if refused is not None:
                 raise refused
-            super(Pipe, self).__init__(
-                module,
-                balance,
+            super().__init__(
                 chunks=chunks,
                 checkpoint=checkpoint,
                 deferred_batch_norm=deferred_batch_norm,
                 components=Components(copy_streams=False),
-                schedule=schedule,
                 workers="never",
+                scheduled=True,
             )
-            mine.update(description(module, self.balance, schedule, self._layout, deferred=deferred_batch_norm))
+            sizes = checked_module(module, balance)
+            rows, choice = scheduled_on(schedule, len(sizes), [own] * self._size)
+            if deferred_batch_norm:
+                convert_deferred_batch_norm(module)
+            partitions, layout = own_partitions(module, sizes, [row == self.rank for row in rows], own, materialise)
+            self._hold(partitions, layout, sizes, [own] * len(rows))
+            self._pipeline = Pipeline(rows, choice)
+            nccl, links = self._connections.over_nccl, self._connections.links
+            made = description(module, sizes, schedule, layout, deferred=deferred_batch_norm)
+            mine = {"NCCL": nccl is not None} | made
             found = exchange.gather(mine)
             # All must have heard of the others before one of them stops.
             exchange.finish()
-            compare(found, connections.links.ranks)
-            if connections.over_nccl is not None:
-                connections.over_nccl.connect(self._edges(), self._device)
+            compare(found, links.ranks)
+            if nccl is not None:
+                nccl.connect(edges(rows, layout), own)
+
+            def share(replicas: Replicas) -> None:
+                replicas.agree(mine, "make the same pipeline everywhere")
+                replicas.copy(self)
+
             exchange.replicated(share)
-
-        def share(replicas: Replicas) -> None:
-            replicas.agree(mine, "make the same pipeline everywhere")
-            replicas.copy(self)
-
-        self._exchanged(make)
 
     def forward(self, input: Any = None) -> Any:  # noqa: A002 - as in GPipe
         """Evaluate one batch, in every process and without gradients.
@@ -165,8 +163,12 @@ class Pipe(GPipe):
                 "a distributed pipeline must be called without gradients, got a call in grad mode; train with "
                 "pipe.step(input, target, loss), or use torch.no_grad()"
             )
-        self.__dict__["_evaluations"] += 1
-        return self._exchanged(lambda exchange: self._evaluate(exchange, input))
+        self._evaluations += 1
+        pipeline, last = self._pipeline, self.rank == self._pipeline.rows[-1]
+        with self._together(pipeline.rows, self.skip_layout.routes) as exchange:
+            plan, _, microbatches = self._begun(exchange, input, "forward")
+            outputs = pipeline.outputs(self, plan, microbatches, exchange)
+            return gather(outputs).unwrap() if last else None
 
     def step(
         self,
@@ -195,9 +197,17 @@ class Pipe(GPipe):
             Exception: as for :meth:`gpipe_bench.GPipe.step`. All other processes raise a PeerError that names it, and
                 the pipeline can run no more.
         """
-        goal = Goal(target, loss, return_output, reduction)
-        total, output = self._exchanged(lambda exchange: self._train(exchange, input, goal))
-        return (total, output) if return_output else total
+        pipeline, last = self._pipeline, self.rank == self._pipeline.rows[-1]
+        goal = Goal(target, loss, return_output, reduction) if last else None
+        with self._together(pipeline.rows, self.skip_layout.routes) as exchange:
+            plan, begin, microbatches = self._begun(exchange, input, "step")
+            evaluations, self._evaluations = self._evaluations, 0
+            settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
+            actions = pipeline.lists(plan).facts.order if plan.backward else ()
+            exchange.replicated(lambda replicas: replicas.begin(self.partitions, actions, settings))
+            total, outputs = pipeline.train(self, plan, microbatches, begin.sizes, goal, mailboxes=exchange)
+            output = gather(outputs).unwrap() if last and return_output else None
+        return (total.to(self._device), output) if return_output else total.to(self._device)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients by their norm over all processes, as ``torch.nn.utils.clip_grad_norm_`` does.
@@ -211,134 +221,80 @@ class Pipe(GPipe):
         """
         call = {"the call": "clip_grad_norm_", "max_norm": max_norm, "norm_type": norm_type}
 
-        def gathered(exchange: Exchange) -> list[Norms]:
+        rows = self._pipeline.rows
+        with self._together(rows, {}) as exchange:
             self._agreed(exchange, call, "clip_grad_norm_")
             exchange.replicated(lambda replicas: replicas.agree(call))
-            return exchange.gather(norms_of(self.partitions, norm_type))
-
-        total = total_norm(self._exchanged(gathered), self._rows, norm_type, self._device)
+            found = exchange.gather(norms_of(self.partitions, norm_type))
+        total = total_norm(found, rows, norm_type, self._device)
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
         return total
 
     def close(self) -> None:
         """Close the connections of the pipeline, which can run no more."""
-        self.__dict__.update(_connections=None, failure=self.failure or "it was closed")
+        self._connections, self.failure = None, self.failure or "it was closed"
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")
 
-    # --- own partitions ----------------------------------------------------------------------------------------------
-
-    def _on_devices(
-        self,
-        schedule: ScheduleLike | None,
-        devices: list[Any] | None,  # noqa: ARG002 - every process has one
-    ) -> tuple[tuple[int, ...], list[torch.device]]:
-        rows = schedule_rows(schedule, len(self.balance), self._size)
-        if max(rows, default=-1) + 1 != self._size:
-            raise DeviceCountError(
-                f"processes must be as many as the devices of the schedule, {max(rows, default=-1) + 1} for "
-                f"{len(rows)} partitions, got {self._size}; start as many, or change balance or schedule"
-            )
-        return rows, [self._device] * len(rows)
-
-    def _arrange(self, module: nn.Sequential) -> None:
-        """Keep the layers of own partitions, with memory on the device of this process; the others are forgotten."""
-        check_layers(module, whole=False)
-        if self.deferred_batch_norm:
-            convert_deferred_batch_norm(module)
-        layers = iter(list(module.named_children()))
-        whole = [nn.Sequential(OrderedDict(islice(layers, size))) for size in self.balance]
-        partitions = [
-            part if row == self.rank else nn.Sequential() for part, row in zip(whole, self._rows, strict=True)
-        ]
-        numbers = {layer: number for number, layer in enumerate(chain.from_iterable(whole))}
-        with seeded(self._device) as seed:
-            for layer in chain.from_iterable(partitions):
-                seed(numbers[layer])
-                self._give_memory(layer)
-        own = [pair for part in partitions for pair in part.named_children()]
-        self._modules.clear()
-        self._modules.update(own)
-        self.__dict__.update(
-            partitions=partitions,
-            _running=own,
-            _layout=inspect_skip_layout(whole),
-            _deferred=[each for _, layer in own for each in layer.modules() if isinstance(each, DeferredBatchNorm)],
-        )
-
-    def _give_memory(self, layer: nn.Module) -> None:
-        if any(tensor.is_meta for tensor in chain(layer.parameters(), layer.buffers())):
-            layer.to_empty(device=self._device)
-            if self._materialise is not None:
-                for each in layer.modules():
-                    self._materialise(each)
-        layer.to(self._device)
-
-    def _replaced(self) -> None:
-        if list(self._modules.items()) != self._running:
-            raise ValueError("layers of a distributed pipeline must stay, got others; make a new pipeline of them")
-
     # --- what processes agree on -------------------------------------------------------------------------------------
 
-    @property
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self._size) if rank != self.rank]
+    @contextmanager
+    def _together(self, rows: tuple[int, ...], routes: Mapping[Any, tuple[int, int]]) -> Iterator[Exchange]:
+        """A block that all processes enter together. If it fails in this one, it does in all.
 
-    def _edges(self) -> set[tuple[int, int]]:
-        """(sender, receiver) of all channels: neighbours, ends of skips, and all with rank 0 and the first process."""
-        ends = [(j, j + 1) for j in range(len(self._rows) - 1)] + [*self._layout.routes.values()]
-        pairs = {(self._rows[source], self._rows[target]) for source, target in ends}
-        pairs |= {(center, rank) for center in (0, self._rows[0]) for rank in range(self._size)}
-        return {edge for pair in pairs for edge in (pair, pair[::-1]) if pair[0] != pair[1]}
-
-    def _exchanged(self, job: Callable[[Exchange], Any]) -> Any:
-        """Do what all processes do together. If this one fails, all do."""
+        Args:
+            rows: for each partition the rank of its process.
+            routes: where each skip begins and ends.
+        """
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
-        exchange = Exchange(self._connections, self._rows, self._layout.routes, self._device)
+        exchange = Exchange(self._connections, rows, routes, self._device)
         try:
-            result = job(exchange)
+            yield exchange
             exchange.finish()
         except BaseException as error:
             exchange.give_up(f"rank {self._connections.news.rank} failed: {type(error).__name__}: {error}")
-            self.__dict__["failure"] = exchange.failure
+            self.failure = exchange.failure
             raise
-        return result
 
-    def _begun(self, exchange: Exchange, value: Any, *, training: bool) -> tuple[Plan[SkipKey], Begin, list[Any]]:
+    def _begun(self, exchange: Exchange, value: Any, call: str) -> tuple[Plan[SkipKey], Begin, list[MicroBatch]]:
         """The plan of a batch, what the first process has said of it, and its micro-batches if they begin here."""
-        call, microbatches = {"the call": "step" if training else "forward"}, []
-        if self.rank == self._rows[0]:
-            microbatches = self._scattered(value)
+        self.check_free()
+        if list(self._modules.items()) != self._running:
+            raise ValueError("layers of a distributed pipeline must stay, got others; make a new pipeline of them")
+        settings: dict[str, Any] = {"the call": call}
+        if self.rank == self._pipeline.rows[0]:
+            check_input(value, self._device)
+            microbatches = scatter(value, self.chunks)
             sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
             shapes = [[getattr(each, "shape", None) for each in microbatch.values] for microbatch in microbatches]
-            settings = call | self._settings(len(sizes))
+            settings |= self._settings(len(sizes))
             begin = self._agreed(exchange, settings, fingerprint((settings, shapes)), sizes, state_digest())
         else:
-            self._settle()
-            begin = self._agreed(exchange, call)
+            microbatches = []
+            begin = self._agreed(exchange, settings)
             self._agree(begin, self._settings(len(begin.sizes)))
-        return self._plan(len(begin.sizes)), begin, microbatches
+        return self._pipeline.plan(self, len(begin.sizes)), begin, microbatches
 
     def _agreed(self, exchange: Exchange, settings: dict[str, Any], *batch: Any) -> Begin:
         """What the first process says; it must have these settings, too. The first process has ``batch``."""
-        first = self._rows[0]
+        first = self._pipeline.rows[0]
         if self.rank == first:
             begin = Begin(settings, *batch)
-            exchange.tell("begin", self._others, tuple(begin))
+            exchange.tell("begin", [rank for rank in range(self._size) if rank != first], tuple(begin))
         else:
             begin = Begin(*exchange.hear("begin", first))
             self._agree(begin, settings)
-        exchange.begin(begin.kind)
+        exchange.begin(begin)
         return begin
 
     def _agree(self, begin: Begin, settings: dict[str, Any]) -> None:
         ranks = self._connections.links.ranks
-        begin.agree(settings, (ranks[self._rows[0]], ranks[self.rank]))
+        begin.agree(settings, (ranks[self._pipeline.rows[0]], ranks[self.rank]))
 
     def _settings(self, m: int) -> dict[str, Any]:
-        lists = self._lists(self._plan(m))
+        lists = self._pipeline.lists(self._pipeline.plan(self, m))
         return {
             "chunks": self.chunks,
             "checkpoint": self.checkpoint,
@@ -347,56 +303,58 @@ class Pipe(GPipe):
             "the schedule": f"{lists.name} with {len(lists.facts.order)} actions, {fingerprint(lists.facts.schedule)}",
         }
 
-    def _lists(self, plan: Plan[SkipKey]) -> ActionLists:
-        assert self._choice is not None  # noqa: S101 - a distributed pipeline has a schedule
-        return self._choice.lists(plan.m, plan.checkpointed, early_recompute=True)
 
-    # --- a batch -----------------------------------------------------------------------------------------------------
-
-    def _train(self, exchange: Exchange, value: Any, goal: Goal) -> tuple[Tensor, Any]:
-        plan, begin, microbatches = self._begun(exchange, value, training=True)
-        lists, last = self._lists(plan), self._rows[-1]
-        order = lists.facts.order if plan.backward else lists.forward
-        exchange.replicated(lambda replicas: self._begin(replicas, begin, order))
-        targets, loss, shares = (
-            goal.shared(self.chunks, begin.sizes, learning=plan.backward) if self.rank == last else ([], goal.loss, ())
+def scheduled_on(schedule: Any, n: int, devices: list[torch.device]) -> tuple[tuple[int, ...], Choice]:
+    """For each of n partitions the rank of its process, of which each has a device; and the schedule."""
+    chosen = checked_schedule(schedule) or "gpipe"
+    rows = schedule_rows(chosen, n, len(devices))
+    if max(rows, default=-1) + 1 != len(devices):
+        raise DeviceCountError(
+            f"processes must be as many as the devices of the schedule, {max(rows, default=-1) + 1} for "
+            f"{len(rows)} partitions, got {len(devices)}; start as many, or change balance or schedule"
         )
-        entering = [each for microbatch in microbatches for each in microbatch.values]
-        with self._entered(plan, microbatches) as batch:
-            batch.randomness.share(begin.seed)
-            end = Losses(loss, targets, shares, batch, keeps=goal.return_output)
-            options: Any = {"learning": plan.backward, "threads": False, "mailboxes": exchange}
-            runtime = Runtime(self._layout, microbatches, batch, lists, end, **options)
-            microbatches.clear()
-            try:
-                self._run(exchange, runtime, order)
-                exchange.replicated(Replicas.finish)
-                total = end.total() if self.rank == last else None
-            finally:
-                after(self._streams())
-            told = exchange.gather((total, batch.randomness.found()))
-            batch.randomness.settle([found for _, found in told])
-        hand_back(entering, runtime.input_grads)
-        output = gather(end.outputs).unwrap() if goal.return_output and self.rank == last else None
-        return told[last][0].to(self._device), output
+    return rows, Choice(chosen, [devices[row] for row in rows], rows)
 
-    def _begin(self, replicas: Replicas, begin: Begin, order: Sequence[Action]) -> None:
-        """Let the replicas agree on a step, and on how many evaluations were before it."""
-        settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": self._evaluations}
-        self.__dict__["_evaluations"] = 0
-        replicas.begin(self.partitions, order, settings)
 
-    def _evaluate(self, exchange: Exchange, value: Any) -> Any:
-        plan, begin, microbatches = self._begun(exchange, value, training=False)
-        lists, end = self._lists(plan), Outputs(plan.m)
-        with self._entered(plan, microbatches) as batch:
-            batch.randomness.share(begin.seed)
-            options: Any = {"learning": False, "threads": False, "mailboxes": exchange}
-            self._run(exchange, Runtime(self._layout, microbatches, batch, lists, end, **options), lists.forward)
-            after(self._streams())
-            batch.randomness.settle(exchange.gather(batch.randomness.found()))
-        return gather(end.microbatches).unwrap() if self.rank == self._rows[-1] else None
+def own_partitions(
+    module: nn.Sequential,
+    balance: Sequence[int],
+    is_own: Sequence[bool],
+    device: torch.device,
+    materialise: Callable[[nn.Module], object] | None,
+) -> tuple[list[nn.Sequential], SkipLayout]:
+    """The partitions of a process, with memory on its device, the others without layers; and the skips of all.
 
-    def _run(self, exchange: Exchange, runtime: Runtime, order: Sequence[Any]) -> None:
-        runtime.run([action for action in order if self._rows[action.j] == self.rank])
-        exchange.check()
+    Args:
+        module: the layers of all processes.
+        balance: layers per partition.
+        is_own: whether each partition is one of this process.
+        device: of this process.
+        materialise: sets the weights of a module that was on ``meta``.
+    """
+    check_layers(module, whole=False)
+    named = list(module.named_children())
+    layers = iter(named)
+    whole = [nn.Sequential(OrderedDict(islice(layers, size))) for size in balance]
+    partitions = [part if own else nn.Sequential() for part, own in zip(whole, is_own, strict=True)]
+    kept = {layer for part in partitions for layer in part}
+    with seeded(device) as seed:
+        for number, (_, layer) in enumerate(named):
+            if layer not in kept:
+                continue
+            if any(tensor.is_meta for tensor in chain(layer.parameters(), layer.buffers())):
+                seed(number)
+                layer.to_empty(device=device)
+                for each in layer.modules():
+                    if materialise is not None:
+                        materialise(each)
+            layer.to(device)
+    return partitions, inspect_skip_layout(whole)
+
+
+def edges(rows: Sequence[int], layout: SkipLayout) -> set[tuple[int, int]]:
+    """(sender, receiver) of all channels: neighbours, ends of skips, and all with rank 0 and the first process."""
+    ends = [(j, j + 1) for j in range(len(rows) - 1)] + [*layout.routes.values()]
+    pairs = {(rows[source], rows[target]) for source, target in ends}
+    pairs |= {(center, rank) for center in (0, rows[0]) for rank in rows}
+    return {edge for pair in pairs for edge in (pair, pair[::-1]) if pair[0] != pair[1]}

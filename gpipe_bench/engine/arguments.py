@@ -10,7 +10,10 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
+from gpipe_bench.engine.sequential import check_outermost, check_sharing
 from gpipe_bench.errors import BalanceError, DeviceCountError
+from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 from gpipe_bench.util.choices import BACKWARDS, CHECKPOINT_MODES, WORKERS
 
 T = TypeVar("T")
@@ -124,13 +127,32 @@ def named_device(argument: str, name: torch.device | str | int) -> torch.device:
     return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
+def checked_module(module: nn.Sequential, balance: Iterable[int] | None) -> list[int]:
+    """Check that a pipeline can be made of a module; gives the layers per partition."""
+    check_outermost(module)
+    check_sharing(module)
+    sizes = check_balance(
+        module, check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
+    )
+    verify_skippables(module)
+    return sizes
+
+
 def split_layers(
     module: nn.Sequential,
     balance: Sequence[int],
     devices: Sequence[torch.device],
     container: type[nn.Sequential] = nn.Sequential,
-) -> list[nn.Sequential]:
-    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names."""
+    *,
+    deferred_batch_norm: bool = False,
+) -> tuple[list[nn.Sequential], SkipLayout]:
+    """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names.
+
+    Returns:
+        The partitions, and where skips begin and end.
+    """
+    if deferred_batch_norm:
+        convert_deferred_batch_norm(module)
     layers = iter(module.named_children())
     partitions: list[nn.Sequential] = []
     for size, device in zip(balance, devices, strict=True):
@@ -148,4 +170,4 @@ def split_layers(
                 f"module.to_empty(device='{device}') and initialise it before"
             )
         partitions.append(partition.to(device))
-    return partitions
+    return partitions, inspect_skip_layout(partitions)

@@ -43,6 +43,7 @@ class BatchContext:
         transfer: ``direct`` or ``host``.
         execution: the caller's thread-local modes.
         randomness: the batch's random numbers.
+        threads: whether tasks run in threads of their own.
         turns: whether tasks take turns.
         observer: told of every task, if any.
         partitions: in place.
@@ -56,6 +57,7 @@ class BatchContext:
     transfer: str
     execution: ExecutionContext
     randomness: BatchRandomness
+    threads: bool
     turns: Turns
     observer: Observer | None
     partitions: list[Partition]

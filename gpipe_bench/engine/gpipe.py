@@ -5,19 +5,31 @@ A batch is split along its first dimension, and the results of the micro-batches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gpipe_bench.components import Components
+from gpipe_bench.engine.arguments import (
+    check_backward,
+    check_collection,
+    checked_module,
+    cuda_devices,
+    resolve_devices,
+    split_layers,
+)
 from gpipe_bench.engine.gathering import check_shapes, other_forms
+from gpipe_bench.engine.layers import Device, Layers
 from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
+from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
 
 
-class GPipe(Pipeline):
+class GPipe(Layers):
     """Pipeline parallelism for an ``nn.Sequential``.
 
     The module is cut into partitions of consecutive layers, each on its device. A batch is split into micro-batches
@@ -74,6 +86,43 @@ class GPipe(Pipeline):
         ScheduleError: a ValueError; the schedule does not exist, or not for these partitions and devices.
     """
 
+    def __init__(
+        self,
+        module: nn.Sequential,
+        balance: Sequence[int] | None = None,
+        *,
+        devices: Sequence[Device] | None = None,
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+        components: Components | None = None,
+        schedule: ScheduleLike | Iterable[Iterable[tuple[str, int, int]]] | None = None,
+        backward: str | None = None,
+        transfer: str = "direct",
+        workers: str = "always",
+    ) -> None:
+        scheduled = check_backward(backward, has_schedule=schedule is not None)
+        super().__init__(
+            chunks=chunks,
+            checkpoint=checkpoint,
+            deferred_batch_norm=deferred_batch_norm,
+            components=components,
+            transfer=transfer,
+            workers=workers,
+            scheduled=scheduled,
+        )
+        sizes = checked_module(module, balance)
+        chosen = checked_schedule(schedule)
+        given = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
+        rows = schedule_rows(chosen, len(sizes), len(cuda_devices() if given is None else given))
+        # One entry for each device of the schedule, or one for each partition.
+        entries = rows if len(set(rows)) < len(rows) else range(len(rows))
+        found = resolve_devices(given, max(entries, default=-1) + 1, len(rows))
+        places = [found[entry] for entry in entries]
+        choice = Choice(chosen or "gpipe", places, rows) if scheduled else None
+        self._hold(*split_layers(module, sizes, places, deferred_batch_norm=deferred_batch_norm), sizes, places)
+        self._pipeline = Pipeline(rows, choice)
+
     def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module
         """Run one batch through the pipeline.
 
@@ -92,7 +141,7 @@ class GPipe(Pipeline):
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
         microbatches = self._scattered(input)
-        return self._forward(microbatches, gather) if self.partitions else input
+        return self._pipeline.forward(self, microbatches, gather) if self.partitions else input
 
     def step(
         self,
@@ -135,11 +184,11 @@ class GPipe(Pipeline):
         """
         microbatches = self._scattered(input)
         sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
-        options: Any = {"return_output": return_output, "reduction": reduction}
-        return self._step(microbatches, sizes, target, loss, gather, **options)
+        goal = Goal(target, loss, return_output, reduction)
+        return self._pipeline.step(self, microbatches, sizes, goal, gather)
 
     def _scattered(self, value: Any) -> list[MicroBatch]:
-        self._settle()
+        self.settle()
         check_input(value, self.devices[0] if self.devices else None)
         return scatter(value, self.chunks)
 

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.components import Components
-from gpipe_bench.engine.arguments import check_balance, check_collection
+from gpipe_bench.engine.arguments import checked_module, split_layers
 from gpipe_bench.engine.gathering import check_shapes, other_forms
+from gpipe_bench.engine.layers import Layers
 from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
-from gpipe_bench.engine.runtime.lists import ScheduleLike
+from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.engine.sequential import Arguments, PipeSequential, check_outermost
 from gpipe_bench.errors import BalanceError
@@ -75,7 +77,7 @@ class NoChunk:
         self.tensor = tensor
 
 
-class Pipe(Pipeline):
+class Pipe(Layers):
     """Pipeline parallelism for an ``nn.Sequential`` whose layers are on their devices already.
 
     Consecutive layers on one device are one partition. A layer without parameters runs where the layer before it runs;
@@ -116,9 +118,6 @@ class Pipe(Pipeline):
         BalanceError: a ValueError; ``balance`` does not fit ``module`` or its devices.
     """
 
-    _container = PipeSequential
-    _is_placed = True
-
     def __init__(
         self,
         module: nn.Sequential,
@@ -132,24 +131,31 @@ class Pipe(Pipeline):
         transfer: str = "direct",
         workers: str = "always",
     ) -> None:
-        check_outermost(module)
-        sizes, devices = placed_partitions(module)
-        balance = check_collection("balance", balance, "a list of layers per partition, such as [2, 2]")
-        if balance is not None:
-            balance = check_balance(module, balance)
-            devices = _devices_of(balance, sizes, devices)
         super().__init__(
-            unwrapped(module),
-            sizes if balance is None else balance,
-            devices=devices,
             chunks=chunks,
             checkpoint=checkpoint,
             deferred_batch_norm=deferred_batch_norm,
             components=components,
-            schedule=schedule,
             transfer=transfer,
             workers=workers,
+            scheduled=schedule is not None,
         )
+        check_outermost(module)
+        sizes, devices = placed_partitions(module)
+        module = unwrapped(module)
+        if balance is not None:
+            wanted = checked_module(module, balance)
+            sizes, devices = wanted, _devices_of(wanted, sizes, devices)
+        else:
+            checked_module(module, sizes)
+        chosen = checked_schedule(schedule)
+        # Layers that are all on one device: a schedule with several partitions per device takes two for one.
+        count = len(set(devices)) if len(set(devices)) > 1 else max(len(devices) // 2, 1)
+        rows = schedule_rows(chosen, len(sizes), count)
+        choice = Choice(chosen, devices, rows) if chosen is not None else None
+        found = split_layers(module, sizes, devices, PipeSequential, deferred_batch_norm=deferred_batch_norm)
+        self._hold(*found, sizes, devices)
+        self._pipeline = Pipeline(rows, choice)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> LocalValue:
         """Run one batch through the pipeline.
@@ -174,7 +180,7 @@ class Pipe(Pipeline):
         microbatches = self._scattered(inputs, kwargs)
         if not self.partitions:
             return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
-        return LocalValue(self._forward(microbatches, gather_values))
+        return LocalValue(self._pipeline.forward(self, microbatches, gather_values))
 
     def step(
         self,
@@ -202,11 +208,11 @@ class Pipe(Pipeline):
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         microbatches = self._scattered(given, kwargs)
         sizes = split_sizes([*given, *kwargs.values()], self.chunks)
-        options: Any = {"return_output": return_output, "reduction": reduction}
-        return self._step(microbatches, sizes, target, loss, gather_values, **options)
+        goal = Goal(target, loss, return_output, reduction)
+        return self._pipeline.step(self, microbatches, sizes, goal, gather_values)
 
     def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:
-        self._settle()
+        self.settle()
         check_inputs(inputs, kwargs, self.devices[0] if self.devices else None)
         return scatter_arguments(inputs, kwargs, self.chunks)
 

@@ -135,9 +135,11 @@ def test_what_pytorch_keeps_per_process_is_set():
     prepare_process(cell(threads=1, tf32=True))
     assert torch.get_num_threads() == 1
     assert not torch.backends.cudnn.benchmark
-    assert torch.backends.cuda.matmul.fp32_precision == torch.backends.cudnn.conv.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
     prepare_process(cell())
-    assert torch.backends.cuda.matmul.fp32_precision == torch.backends.cudnn.conv.fp32_precision == "ieee"
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
 
 
 def test_more_devices_than_the_machine_has():

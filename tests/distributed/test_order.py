@@ -55,7 +55,7 @@ def test_messages_are_sent_and_taken_in_the_order_of_the_proof(schedule, monkeyp
     def job(group):
         pipe = Pipe(unet(), [2, 2, 2, 2], schedule=schedule, group=group, chunks=5, checkpoint="always")
         pipe.step(torch.rand(5, 3).double(), torch.rand(5, 3).double(), functional.mse_loss)
-        return list(pipe._layout.routes.values())
+        return list(pipe.skip_layout.routes.values())
 
     skips = results_of(ranks, job)[0]
     expected = channels(with_recomputation(named_schedule(schedule, 5, 4, ranks), 5), skips)

@@ -359,7 +359,7 @@ def test_no_object_that_threads_share_gets_its_dict_late():
     which are free when the first one goes.
     """
     pipe = GPipe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), [1, 1], devices=["cpu"] * 2, schedule="1f1b")
-    lists = pipe._choice.lists(4, 0, early_recompute=True)
+    lists = pipe._pipeline.choice.lists(4, 0, early_recompute=True)
     assert lists.places[Action("F", 0, 0)] == 0
     assert not hasattr(lists, "__dict__")
     sources = Path(worker.__file__).parent.rglob("*.py")

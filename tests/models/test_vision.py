@@ -194,7 +194,7 @@ def test_skips_of_nasnet_cells_cross_partitions() -> None:
     _, chain = made("small nasnet")
     pipe = GPipe(copy.deepcopy(chain), even(len(chain), 4), devices=["cpu"] * 4)
 
-    assert any(source != target for source, target in pipe._layout.routes.values())
+    assert any(source != target for source, target in pipe.skip_layout.routes.values())
 
 
 def test_dropout_of_the_network_itself_follows_the_mode() -> None:

@@ -52,7 +52,7 @@ class Trial:
             balance = ranks.gather(_timed_balance(cell, model, batch) if ranks.rank == 0 else [])[0]
         options: Any = {"balance": balance, "chunks": cell.chunks, "checkpoint": cell.checkpoint}
         options["schedule"] = cell.schedule
-        self.pipe: GPipe
+        self.pipe: GPipe | Pipe
         if ranks.size > 1:
             self.pipe = Pipe(model, device=cell.places()[ranks.rank], **options)
         else:
@@ -89,10 +89,9 @@ def prepare_process(cell: MeasuredCell) -> None:
     """Set all that PyTorch keeps per process, so that a result depends on the cell and not on the environment."""
     torch.set_num_threads(cell.threads)
     torch.backends.cudnn.benchmark = False
-    precision = "tf32" if cell.tf32 else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = precision
-    # cudnn.conv exists from PyTorch 2.9 on, but its annotations do not know it.
-    torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+    # By these names all kinds of operations agree, which torch.export asks for.
+    torch.backends.cuda.matmul.allow_tf32 = cell.tf32
+    torch.backends.cudnn.allow_tf32 = cell.tf32
 
 
 def _check_devices(cell: MeasuredCell) -> None:

@@ -64,8 +64,8 @@ class ActionLists:
 class Choice:
     """The schedule of a pipeline, for any number of micro-batches."""
 
-    def __init__(self, schedule: ScheduleLike, placement: Sequence[torch.device], rows: int) -> None:
-        self.schedule, self._placement, self._rows = schedule, list(placement), rows
+    def __init__(self, schedule: ScheduleLike, placement: Sequence[torch.device], rows: Sequence[int]) -> None:
+        self.schedule, self._placement, self._rows = schedule, list(placement), max(rows, default=0) + 1
         self._cache: dict[tuple[int, int, bool], ActionLists] = {}
 
     def lists(self, m: int, checkpointed: int, *, early_recompute: bool) -> ActionLists:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,34 @@ from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.nodes import apart
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.runtime.cell import Inlet, receive
+from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
+
+
+class Goal(NamedTuple):
+    """What a step is to minimise; see :meth:`gpipe_bench.GPipe.step`."""
+
+    target: Any
+    loss: Any
+    return_output: bool = False
+    reduction: Reduction = None
+
+    def split(self, chunks: int, sizes: Sequence[int]) -> list[Any]:
+        """The target of each micro-batch."""
+        if not callable(self.loss):
+            raise TypeError(
+                f"loss must be a function of (output, target), got {self.loss!r:.60}; pass one, such as mse_loss"
+            )
+        return split_targets(self.target, chunks, sizes)
+
+    def shared(self, chunks: int, sizes: Sequence[int], *, learning: bool) -> tuple[Any, list[Any], Sequence[float]]:
+        """The loss to compute for each micro-batch, the targets of these, and by what each result is multiplied."""
+        targets = self.split(chunks, sizes)
+        if learning:
+            check_target(self.target)
+        loss, shares = reduced(self.loss, self.reduction, self.target, targets, sizes)
+        return loss, targets, shares
 
 
 class Losses:

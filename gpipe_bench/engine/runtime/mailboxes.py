@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from torch import Tensor
+
+from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.namespace import SkipKey
 
@@ -66,6 +70,14 @@ class Mailboxes:
     def clear(self) -> None:
         """Drop all values."""
         self._boxes.clear()
+
+    def enter(self, randomness: BatchRandomness, order: Sequence[Action]) -> Sequence[Action]:  # noqa: ARG002 - as fail
+        """Called before the first action of a batch: gives those of an order that this process carries out."""
+        return order
+
+    def leave(self, randomness: BatchRandomness, total: Callable[[], Tensor] | None = None) -> Any:  # noqa: ARG002
+        """Called after the last action: gives the loss of the batch, which the process with the last partition has."""
+        return total and total()
 
     def _box(self, key: Key) -> SimpleQueue[Any]:
         # Threads may ask for one box at the same time: setdefault gives both the same.

@@ -168,5 +168,5 @@ def _warn(loss: Any) -> None:
         f"{name} is none of PyTorch's losses and counts as a mean over samples: micro-batches are weighted by their "
         "sizes. Pass reduction='mean' if it is one, else 'sum' or a function of a micro-batch's target",
         ReductionWarning,
-        stacklevel=5,
+        stacklevel=7,
     )

@@ -45,8 +45,7 @@ class Runtime:
         lists: what each thread does.
         end: what follows the last partition, if that is here.
         learning: whether backward passes follow.
-        threads: whether each list has a thread.
-        mailboxes: how values travel; default: between the threads of this process.
+        mailboxes: how values travel.
 
     Attributes:
         input_grads: for each micro-batch the gradients of its values, once the backward pass is over.
@@ -61,17 +60,17 @@ class Runtime:
         end: End,
         *,
         learning: bool,
-        threads: bool,
-        mailboxes: Mailboxes | None = None,
+        mailboxes: Mailboxes,
     ) -> None:
         m, partitions = lists.facts.microbatches, batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
         self._partitions, self._layout, self._batch, self.lists, self._end = partitions, layout, batch, lists, end
-        self._learning, self._threads = learning, threads
+        # Whether each list has a thread.
+        self._learning, self._threads = learning, batch.threads and len(set(lists.groups)) > 1
         self._holding = Holding()
         self._ends = batch.ends
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._mailboxes = mailboxes or Mailboxes()
+        self._mailboxes = mailboxes
         for i, microbatch in enumerate(microbatches):
             self._mailboxes.put(("F", i, 0, None), microbatch)
         self._failures: dict[int, BaseException] = {}
