@@ -7,6 +7,7 @@ each parameter, and take the norm of all, in the order of the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,3 +53,13 @@ def total_norm(found: Sequence[Norms], rows: Sequence[int], norm_type: float, de
     stacked = torch.stack([norm.to(device, kind.to_real()) for norm, kind in sorted_norms])
     total: Tensor = torch.linalg.vector_norm(stacked, float(norm_type))
     return total
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[Any], max_norm: float, total: Tensor) -> None:
+    """As ``torch.nn.utils.clip_grads_with_norm_``, which refuses DTensors beside other gradients."""
+    # The shards of a DTensor are multiplied one by one, once a collective has filled them.
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    parts = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
+    holders: Any = [SimpleNamespace(grad=part.wait() if hasattr(part, "wait") else part) for part in parts]
+    nn.utils.clip_grads_with_norm_(holders, max_norm, total)

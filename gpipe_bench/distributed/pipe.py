@@ -16,7 +16,7 @@ from gpipe_bench.distributed.agreement import Begin, compare, description, finge
 from gpipe_bench.distributed.connections import Connections, given_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
-from gpipe_bench.distributed.norms import norms_of, total_norm
+from gpipe_bench.distributed.norms import clip, norms_of, total_norm
 from gpipe_bench.engine.arguments import checked_module, named_device
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import check_input, gather, scatter
@@ -227,7 +227,7 @@ class Pipe(Layers):
             exchange.replicated(lambda replicas: replicas.agree(call))
             found = exchange.gather(norms_of(self.partitions, norm_type))
         total = total_norm(found, rows, norm_type, self._device)
-        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
+        clip(self.parameters(), max_norm, total)
         return total
 
     def close(self) -> None:
