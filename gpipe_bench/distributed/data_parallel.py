@@ -76,10 +76,16 @@ class Replicas:
         """Before a step: what all processes will do, and the partitions of this one.
 
         Raises:
-            ValueError: another replica has other settings, or trains other parameters.
+            ValueError: another replica has other settings, trains other parameters or in other modes, or has not
+                cleared its gradients.
         """
+        named = [pair for part in partitions for pair in part.named_modules() if pair[0]]
+        kept = {name for part in partitions for name, each in part.named_parameters() if each.grad is not None}
+        modes = {name: "training" if module.training else "evaluating" for name, module in named}
         # Replicas that average other gradients, or in another order, would hang or end the process.
-        self.agree({**settings, "parameters": parameters_of(partitions)})
+        parameters = parameters_of(partitions)
+        own = {"parameters": parameters, "modes of layers": modes, "gradients before this step": sorted(kept)}
+        self.agree({**settings, **own})
         self._partitions, self._sums = partitions, []
         self._left = Counter(action.j for action in order if action.kind in "BW")
 

@@ -203,6 +203,7 @@ class Pipe(Layers):
             plan, begin, microbatches = self._begun(exchange, input, "step")
             evaluations, self._evaluations = self._evaluations, 0
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
+            settings["reduction"] = reduction if last else None
             actions = pipeline.lists(plan).facts.order if plan.backward else ()
             exchange.replicated(lambda replicas: replicas.begin(self.partitions, actions, settings))
             total, outputs = pipeline.train(self, plan, microbatches, begin.sizes, goal, mailboxes=exchange)
