@@ -93,15 +93,16 @@ class Computation:
         stream: the compute stream.
         structure: how the last layer gave its values; known after the first run.
         aliased: as above, of the flat outputs.
+        draws: its random numbers. If the first pass was unsure of them, a recomputation must take its place.
     """
 
     __slots__ = (
         "_aliased",
         "_batch",
         "_count",
-        "_draws",
         "_structure",
         "aliased",
+        "draws",
         "i",
         "partition",
         "stream",
@@ -116,12 +117,7 @@ class Computation:
         self.aliased: frozenset[int] = frozenset()
         self._batch = batch
         self._count, self._structure, self._aliased = len(microbatch.values), microbatch.structure, aliased
-        self._draws = Draws(batch.randomness, i, partition.j)
-
-    @property
-    def unsure(self) -> bool:
-        """Whether the numbers that the first pass drew cannot be drawn again: a recomputation must take its place."""
-        return self._draws.unsure
+        self.draws = Draws(batch.randomness, i, partition.j)
 
     def microbatch(self, values: Values) -> MicroBatch:
         """The first outputs, without skips, for the next layer."""
@@ -132,13 +128,13 @@ class Computation:
 
         ``around`` calls the layers, and may do something before and after them in the same modes.
         """
-        with use_stream(self.stream), self._batch.execution.applied(), self._draws.first_pass(again=again):
+        with use_stream(self.stream), self._batch.execution.applied(), self.draws.first_pass(again=again):
             # The first partition gets the caller's batch, of which it must not write to a part.
             keep = self.partition.j == 0 and self.partition.writes_inputs is not False
             return self._run("forward", flat, around, keep=keep)
 
     def first_pass(self, flat: Values) -> tuple[Values, list[bool]]:
-        """Run without a graph; :meth:`recompute` follows, and at once if :attr:`unsure`.
+        """Run without a graph; :meth:`recompute` follows, and at once if ``draws.unsure``.
 
         Returns:
             The outputs, and whether each counts as needing a gradient. As in ``torch.utils.checkpoint``, every output
@@ -170,14 +166,14 @@ class Computation:
                 needs.append(can_have and id(each) not in frozen)
             return outputs
 
-        with use_stream(self.stream), self._batch.execution.applied(checkpointing=True), self._draws.first_pass():
+        with use_stream(self.stream), self._batch.execution.applied(checkpointing=True), self.draws.first_pass():
             return self._run("forward", flat, run, keep=True), needs
 
     def recompute(self, flat: Values, *, around: Around = operator.call) -> Values:
         """Run again with a graph, on the same inputs, with the same random numbers and modes; see :meth:`forward`."""
 
         def run() -> Values:
-            with use_stream(self.stream), self._batch.execution.applied(recomputing=True), self._draws.replay():
+            with use_stream(self.stream), self._batch.execution.applied(recomputing=True), self.draws.replay():
                 return self._run("recompute", flat, around, keep=True)
 
         try:

@@ -1,18 +1,19 @@
 """What the engine's own nodes of the autograd graph have in common.
 
-A phony is an empty tensor that carries an edge of the graph and nothing else.
+A phony is an empty tensor that carries an edge of the graph and nothing else. An inlet is where the graph of a task or
+a loss begins, and where its backward pass ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from gpipe_bench.engine.microbatch import Values, differentiable, replace
 
@@ -45,15 +46,6 @@ class _Apart(Function):
         return grads[0]
 
 
-def apart(values: Values) -> Values:
-    """Outputs of one node, each that requires a gradient behind a node of its own.
-
-    Autograd calls the hooks of all outputs of a node, with None for those that get no gradient.
-    """
-    indices = differentiable(values)
-    return replace(values, indices, [apply(_Apart, values[index]) for index in indices])
-
-
 def pass_through(ctx: FunctionCtx, values: Sequence[Any], needs_grad: Sequence[bool]) -> tuple[Any, ...]:
     """What the forward of a node between tasks returns: ``values``, its tensors detached.
 
@@ -80,6 +72,25 @@ def edge_of(value: Tensor) -> GradientEdge:
     return GradientEdge(node, number, token)
 
 
+def nodes_behind(roots: Iterable[Node | None], ends: Iterable[Node | None] = ()) -> Iterator[Node]:
+    """``roots`` and all nodes that they lead to, but ``ends`` and what only these lead to."""
+    seen = {None, *ends}
+    todo = list(roots)
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [each for each, _ in node.next_functions]
+            yield node
+
+
+def is_users(node: Node) -> bool:
+    """Whether the backward of a node is a user's code, of Python or of C++, and not one of the engine's own."""
+    if isinstance(node, BackwardCFunction):
+        return not getattr(getattr(type(node), "_forward_cls", None), "is_pure", False)
+    return type(node).__name__ == "CppFunction"
+
+
 _phonies: dict[torch.device, Tensor] = {}
 
 
@@ -104,6 +115,87 @@ def new_leaf(device: torch.device) -> Tensor:
     that used it first, and gradients of the others could be read before they are written.
     """
     return torch.empty(0, device=device, requires_grad=True)
+
+
+class Inlet:
+    """Gradients of flat values, from their own backward pass and from no other.
+
+    A tensor that a layer keeps aside, such as a loss of its own, is no output. A backward pass that begins there comes
+    here too, and its gradients would be lost.
+
+    Attributes:
+        indices: of the values that need a gradient.
+        leaf: behind the node that takes the gradients, if there is one.
+        is_open: whether their own backward pass runs.
+        grads: those that have arrived in it.
+    """
+
+    __slots__ = ("_count", "grads", "indices", "is_open", "leaf")
+
+    leaf: Tensor
+
+    def __init__(self, values: Values) -> None:
+        self.indices, self._count = differentiable(values), len(values)
+        self.grads: Sequence[Tensor | None] = ()
+        self.is_open = False
+
+    def collect(self, backward: Callable[..., object], *args: Any) -> list[Tensor | None]:
+        """Call ``backward(*args)``; gives away the gradients that it brings, one for each value."""
+        self.is_open = True
+        backward(*args)
+        self.is_open = False
+        grads, self.grads = self.grads, ()
+        return self.spread(grads)
+
+    def spread(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients of all values, from those of the values that need one, or from none."""
+        found: list[Tensor | None] = [None] * self._count
+        for index, grad in zip(self.indices, grads, strict=False):
+            found[index] = grad
+        return found
+
+
+class _Receive(Function):
+    """(inlet, phony, [values...]) -> values, which backward keeps no hold of: gradients go to the inlet."""
+
+    is_pure = True
+
+    @staticmethod
+    def forward(ctx: Any, inlet: Inlet, _: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.inlet = inlet
+        return tuple([value.detach() for value in values])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
+        inlet: Inlet = ctx.inlet
+        if not inlet.is_open or inlet.grads:
+            raise RuntimeError(
+                "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a "
+                "tensor that a layer keeps aside, or that another layer has from there; return it as an output, or "
+                "leave out schedule and backward and use checkpoint='never'"
+            )
+        inlet.grads = grads
+        return (None, None, None)
+
+
+def receive(values: Values) -> tuple[Values, Inlet, Node | None]:
+    """Flat inputs of a task or a loss as it gets them, their inlet, and the node that takes their gradients there.
+
+    A leaf of the graph would keep its value alive for as long as the graph, whether the layers need it or not, and
+    could not be written to. Each value is behind a node of its own: autograd calls the hooks of all outputs of a node,
+    with None for those that get no gradient.
+    """
+    inlet = Inlet(values)
+    entering = [values[index] for index in inlet.indices]
+    if not entering:
+        return values, inlet, None
+    inlet.leaf = new_leaf(entering[0].device)
+    received = apply(_Receive, inlet, inlet.leaf, entering)
+    node: Node = received[0].grad_fn
+    if len(received) > 1:
+        received = [apply(_Apart, value) for value in received]
+    return replace(values, inlet.indices, received), inlet, node
 
 
 def check_whole(what: str, instead: str) -> None:

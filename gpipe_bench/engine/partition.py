@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from traceback import walk_stack
 from typing import Any, Final
 
 import torch
@@ -84,11 +83,6 @@ class Partition:
 
 TASK: Final = Partition.compute.__code__
 """The code of a frame in which a partition computes."""
-
-
-def in_task() -> bool:
-    """Whether a partition computes in this thread."""
-    return any(frame.f_code is TASK for frame, _ in walk_stack(None))
 
 
 def place(

@@ -23,11 +23,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from traceback import walk_stack
 
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.engine.partition import in_task
+from gpipe_bench.engine.partition import TASK
 from gpipe_bench.engine.redirect import Loans, Redirect, default_generator, lending
 
 # Held by a recomputation that draws from the CPU's default generator, of which all backward threads have but one.
@@ -94,7 +95,7 @@ class BatchRandomness:
         self._generators: dict[int, list[torch.Generator]] = {}
         self._start = _default_state() if concurrent else b""
         self.digest = hashlib.blake2b(self._start, digest_size=16).digest() if concurrent else b""
-        self.nested = concurrent and in_task()
+        self.nested = concurrent and any(frame.f_code is TASK for frame, _ in walk_stack(None))
         self._moved = False
 
     def share(self, digest: bytes) -> None:

@@ -160,7 +160,7 @@ def parallel_model(case: Case, ledger: Ledger, mesh: DeviceMesh | None = None) -
     model = random_model(case.kinds, case.seed, case.rows, ledger)
     draw = random.Random(case.seed)
     for number in range(4):
-        layer = Parallel(f"parallel {number}", ledger, draw, case.rows, shares=True)
+        layer = Parallel(f"parallel {number}", ledger, draw, case.rows)
         model.insert(draw.randrange(len(model) + 1), layer)
         if mesh is not None:
             parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})

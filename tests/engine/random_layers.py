@@ -86,9 +86,9 @@ class Ledger:
 class Layer(nn.Module):
     """(rows, 4) -> (rows, 4), or a tuple of which the next layer takes the first value alone."""
 
-    def __init__(self, name: str, ledger: Ledger, draw: random.Random, rows: int, *, shares: bool) -> None:
+    def __init__(self, name: str, ledger: Ledger, draw: random.Random, rows: int) -> None:
         super().__init__()
-        self.name, self.ledger, self.shares = name, ledger, shares
+        self.name, self.ledger = name, ledger
         self.make(draw, rows)
 
     def make(self, draw: random.Random, rows: int) -> None:
@@ -104,8 +104,8 @@ class Layer(nn.Module):
         raise TypeError("a layer must have a value, got none; define value()")
 
     def plus(self, x: Tensor, b: Tensor) -> Tensor:
-        """x + b, which gives both of them one and the same gradient, or x - b, which does not."""
-        return x + b if self.shares else x - b
+        """x + b, which gives both of them one and the same gradient."""
+        return x + b
 
     def note(self, event: str, *values: Tensor | None) -> None:
         self.ledger.note(self.name, event, *values)
@@ -283,17 +283,17 @@ class Twice(Function):
 
 
 class Plus(Function):
-    """x + b, whose gradient goes to both as it is, or to b as a copy."""
+    """x + b, whose gradient goes to both as it is."""
 
     @staticmethod
-    def forward(ctx: Any, note: Any, x: Tensor, b: Tensor, shares: bool) -> Tensor:
-        ctx.note, ctx.shares = note, shares
+    def forward(ctx: Any, note: Any, x: Tensor, b: Tensor) -> Tensor:
+        ctx.note = note
         return x + b
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.note("backward", grad)
-        return None, grad, grad if ctx.shares else grad.clone(), None
+        return None, grad, grad
 
 
 class Minus(Function):
@@ -510,7 +510,7 @@ class OneGradientForBoth(Layer):
         self.b = factors(rows)
 
     def run(self, x: Tensor) -> Tensor:
-        return Plus.apply(self.note, x, self.b, self.shares)
+        return Plus.apply(self.note, x, self.b)
 
 
 class Dirty(Layer):
@@ -919,7 +919,7 @@ UNUSED = ("Monitors", "MonitorsFirst", "MonitorsLog", "MonitorsWriting", "Monito
 """Kinds with outputs that get no gradient."""
 
 
-def random_model(kinds: Sequence[str], seed: int, rows: int, ledger: Ledger, *, shares: bool = True) -> nn.Sequential:
+def random_model(kinds: Sequence[str], seed: int, rows: int, ledger: Ledger) -> nn.Sequential:
     """Children of one to three layers each: of ``kinds``, and linear layers and additions between them.
 
     Equal seeds give equal models.
@@ -929,7 +929,6 @@ def random_model(kinds: Sequence[str], seed: int, rows: int, ledger: Ledger, *, 
         seed: of the model.
         rows: of a micro-batch.
         ledger: what all layers report to.
-        shares: whether weights may get the very tensor that the layer before gets, and writes to.
     """
     draw = random.Random(seed)
     torch.manual_seed(seed)
@@ -951,17 +950,14 @@ def random_model(kinds: Sequence[str], seed: int, rows: int, ledger: Ledger, *, 
             slot.append(kind)
             before = kind
     layers = [
-        [
-            kind(f"{place}.{number} {kind.__name__}", ledger, draw, rows, shares=shares)
-            for number, kind in enumerate(slot)
-        ]
+        [kind(f"{place}.{number} {kind.__name__}", ledger, draw, rows) for number, kind in enumerate(slot)]
         for place, slot in enumerate(slots)
     ]
     for skip in SKIPS:
         if skip in kinds:
             start, end = sorted(draw.sample(range(count), 2))
-            stashes = Stashes(f"{start} {skip}, stash", ledger, draw, rows, shares=shares)
-            pops = Pops(f"{end} {skip}, pop", ledger, draw, rows, shares=shares).isolate(stashes.space)
+            stashes = Stashes(f"{start} {skip}, stash", ledger, draw, rows)
+            pops = Pops(f"{end} {skip}, pop", ledger, draw, rows).isolate(stashes.space)
             pops.uses = skip == "skip"
             layers[start].append(stashes)
             layers[end].insert(0, pops)

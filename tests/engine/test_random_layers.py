@@ -145,7 +145,7 @@ class Case:
 
     def model(self, ledger: Ledger) -> nn.Sequential:
         kinds = [kind for kind in self.kinds if not (self.is_one_graph and kind in UNUSED)]
-        return random_model(kinds, self.seed, self.rows, ledger, shares=not self.is_one_graph)
+        return random_model(kinds, self.seed, self.rows, ledger)
 
     def balance(self, count: int) -> list[int]:
         draw = random.Random(self.seed)

@@ -67,6 +67,7 @@ ALLOWED = {
 EXCEPTIONAL = {
     "gpipe_bench.engine.dispatch_mode": "skip",
     "gpipe_bench.engine.microbatch": "skip",
+    "gpipe_bench.engine.nodes": "skip",
     "gpipe_bench.engine.sequential": "skip",
     "gpipe_bench.engine.runtime.saved": "skip",
     "gpipe_bench.engine.runtime.split": "skip",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.simulator.hardware.profile import load_profile
@@ -47,6 +48,45 @@ def allocs(*lists):
     return Counter(op.block for ops in lists for op in ops if op.kind == "alloc")
 
 
+def check_frees(task):
+    there = allocs(task.graph_memory)
+    made = allocs(task.split.inputs_memory, task.split.weights_memory)
+    gone = frees(task.split.inputs_memory, task.split.weights_memory)
+    assert max((there + made).values(), default=1) == 1
+    assert max(gone.values(), default=1) == 1
+    kept = {block for block in frees(task.backward_memory) if block < 0 or block in there}
+    assert kept == {block for block in gone if block < 0 or block in there}
+    assert made.keys() - gone.keys() <= set(task.split.returning)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.T @ grad
+
+
+class Custom(nn.Module):
+    """A linear layer by a custom function."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x):
+        return Product.apply(x, self.weight)
+
+
+class Checkpoint(nn.Sequential):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_both_parts_run_the_kernels_of_the_backward_pass(name):
     tracer = suite_tracer(name, **SMALL[name])
@@ -71,16 +111,7 @@ def test_both_parts_free_what_the_backward_pass_frees(name):
         balance = [layers // cuts] * (cuts - 1) + [layers - layers // cuts * (cuts - 1)]
         options = {"batch_size": 4, "chunks": 2, "profile": PROFILE, "sample": sample, "split": True}
         for task in splits(build_workload(module, balance=balance, **options)):
-            split = task.split
-            there = allocs(task.graph_memory)
-            made = allocs(split.inputs_memory, split.weights_memory)
-            gone = frees(split.inputs_memory, split.weights_memory)
-            assert max((there + made).values(), default=1) == 1
-            assert max(gone.values(), default=1) == 1
-            kept = {block for block in frees(task.backward_memory) if block < 0 or block in there}
-            assert kept == {block for block in gone if block < 0 or block in there}
-            left = made.keys() - gone.keys()
-            assert left <= set(split.returning)
+            check_frees(task)
 
 
 def test_nothing_else_changes():
@@ -119,6 +150,35 @@ def test_a_weight_that_is_used_twice_has_all_of_it_in_i():
     shared = nn.Linear(8, 8)
     module = nn.Sequential(nn.Linear(8, 8), nn.Sequential(shared, nn.Tanh(), shared), nn.Linear(8, 8))
     (_, second) = splits(workload(module, 4, 8, balance=[1, 2]))
+    assert (second.split.inputs, second.split.inputs_memory) == (second.backward, second.backward_memory)
+    assert (second.split.weights, second.split.weights_memory) == (NOTHING, ())
+
+
+@pytest.mark.parametrize("layers", [[Custom], [Custom, nn.Tanh], [nn.Tanh, Custom, Custom]])
+def test_gradients_of_weights_of_custom_functions_are_in_i(layers):
+    (_, second) = splits(
+        workload(nn.Sequential(nn.Linear(8, 8), *[layer() for layer in layers]), 4, 8, balance=[1, len(layers)])
+    )
+    assert (second.split.inputs, second.split.weights) == (second.backward, NOTHING)
+    check_frees(second)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_w_keeps_the_weights_of_a_linear_layer_beside_a_custom_function(inner):
+    layers = [Custom(), nn.Linear(8, 8), Custom()]
+    module = (
+        nn.Sequential(nn.Linear(8, 8), nn.Sequential(*layers)) if inner else nn.Sequential(nn.Linear(8, 8), *layers)
+    )
+    (_, second) = splits(workload(module, 4, 8, balance=[1, len(module) - 1]))
+    (_, alone) = splits(workload(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 4, 8, balance=[1, 1]))
+    assert second.split.weights == alone.split.weights
+    check_frees(second)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # PyTorch's, of the pass without a graph
+def test_a_reentrant_checkpoint_has_all_of_its_partition_in_i():
+    layers = [nn.Linear(8, 8), Checkpoint(nn.Linear(8, 8), nn.Tanh())]
+    (_, second) = splits(workload(nn.Sequential(nn.Linear(8, 8), *layers), 4, 8, balance=[1, 2]))
     assert (second.split.inputs, second.split.inputs_memory) == (second.backward, second.backward_memory)
     assert (second.split.weights, second.split.weights_memory) == (NOTHING, ())
 

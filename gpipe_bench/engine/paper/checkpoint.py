@@ -26,8 +26,7 @@ from torch.autograd.graph import GradientEdge
 
 from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.microbatch import Values, cut, needs_gradient
-from gpipe_bench.engine.nodes import apart, apply, check_whole, edge_of, pass_through
-from gpipe_bench.engine.runtime.cell import Inlet, receive
+from gpipe_bench.engine.nodes import Inlet, apply, check_whole, edge_of, pass_through, receive
 from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
 __all__ = ["Slot", "checkpoint"]
@@ -46,10 +45,6 @@ class Slot:
         # copies a gradient that somebody else holds.
         self._inlet: Inlet
         self._leaves: list[Tensor | None] = []
-
-    def compute(self, inputs: Values) -> Values:
-        """Compute once, with a graph that stays until the backward pass; layers may write to their inputs."""
-        return self.computation.forward(inputs, around=self._in_graph)
 
     def fill(self, inputs: Values) -> Values:
         """Recompute with a graph, and give the outputs, unless that has been done."""
@@ -79,9 +74,10 @@ class Slot:
         self.computation.observed("backward", backward, roots, theirs)
         return [None if leaf is None else leaf.grad for leaf in leaves]
 
-    def _in_graph(self, layers: Callable[[Values], Values], values: Values) -> Values:
-        inputs, self._inlet = receive(cut(values))
-        outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
+    def in_graph(self, layers: Callable[[Values], Values], values: Values) -> Values:
+        """Run layers with a graph that stays until the backward pass; they may write to their inputs."""
+        inputs, self._inlet, _ = receive(cut(values))
+        outputs = layers(inputs)
         self._edges = _edges(outputs)
         return outputs
 
@@ -112,10 +108,10 @@ class Checkpoint(Function):
         # With a phony instead of inputs autograd still refuses to run backward through a graph that it has freed.
         ctx.inputs = Saved(ctx, (phony,) if keep else values)
         if keep:
-            outputs = slot.compute(values)
+            outputs = slot.computation.forward(values, around=slot.in_graph)
             return pass_through(ctx, outputs, [needs_gradient(value) for value in outputs])
         outputs, needs = slot.computation.first_pass(values)
-        return pass_through(ctx, slot.fill(values) if slot.computation.unsure else outputs, needs)
+        return pass_through(ctx, slot.fill(values) if slot.computation.draws.unsure else outputs, needs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpipe_bench.engine.computation import BatchContext, Computation
 from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
-from gpipe_bench.engine.nodes import behind, get_phony, new_leaf
+from gpipe_bench.engine.nodes import behind, get_phony, is_users, new_leaf, nodes_behind
 from gpipe_bench.engine.paper.checkpoint import Recompute, Slot
 from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
 from gpipe_bench.engine.paper.copy import Portal, copy, wait
@@ -106,7 +106,11 @@ class PaperExecutor:
         if self._plan.checkpointed and (differentiable(flat) or self._batch.trained[j]):
             slot = Slot(task)
             self._running[i, j] = task, () if keep else flat, None if keep else slot
-            job = partial(run_checkpointed, slot, flat, self._edge(i, j, phony), keep=keep)
+            # A leaf keeps the node in the graph, behind a Join if the inputs could not be tied.
+            with use_stream(self._ends[j][i].computing):
+                leaf = new_leaf(partition.device)
+                edge = leaf if phony is None else behind(Join, (leaf,), phony)[0]
+            job = partial(run_checkpointed, slot, flat, edge, keep=keep)
         else:
             self._running[i, j] = task, (), None
             job = partial(self._run_plain, task, flat)
@@ -168,18 +172,12 @@ class PaperExecutor:
         self._aliased[i].difference_update(partition.incoming)
         return Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
 
-    def _edge(self, i: int, j: int, phony: Tensor | None) -> Tensor:
-        """What keeps the node of a checkpoint in the graph: a leaf, behind a Join if its inputs could not be tied."""
-        with use_stream(self._ends[j][i].computing):
-            leaf = new_leaf(self._partitions[j].device)
-            return leaf if phony is None else behind(Join, (leaf,), phony)[0]
-
     def _run_plain(self, task: Computation, flat: Values) -> Values:
-        observer = self._batch.observer
+        observer, run = self._batch.observer, partial(task.forward, around=_with_own_gradients)
         if observer is None or not self._plan.backward:
-            return task.forward(flat)
+            return run(flat)
         with use_stream(task.stream), self._batch.execution.applied():
-            return run_marked(observer, task.task("backward"), task.forward, flat)
+            return run_marked(observer, task.task("backward"), run, flat)
 
     # --- tensors on their way --------------------------------------------------------------------------------------
 
@@ -198,6 +196,24 @@ class PaperExecutor:
         """The stream on which gradients of (i, j) arrive."""
         end = self._ends[j][i]
         return end.copying if j < self._plan.n - 1 else end.computing
+
+
+def _with_own_gradients(layers: Callable[[Values], Values], flat: Values) -> Values:
+    """Run layers; in the backward pass each custom function gets gradients of its own, which it may write to.
+
+    All tasks are one graph, which autograd runs in another order than that of the plain module. So a custom function
+    may run before other nodes that have got the same gradient.
+    """
+    ends = [value.grad_fn for value in flat if isinstance(value, Tensor)]
+    outputs = layers(flat)
+    for node in nodes_behind([value.grad_fn for value in outputs if isinstance(value, Tensor)], ends):
+        if is_users(node):
+            node.register_prehook(_cloned)
+    return outputs
+
+
+def _cloned(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    return tuple([None if grad is None else grad.clone() for grad in grads])
 
 
 def _outrank_checkpoints(count: int) -> None:

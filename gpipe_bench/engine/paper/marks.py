@@ -7,15 +7,14 @@ Where no input needs a gradient (the first partition), every node of the task re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import Node
 
 from gpipe_bench.engine.microbatch import Values, differentiable
-from gpipe_bench.engine.nodes import behind, pass_through
+from gpipe_bench.engine.nodes import behind, nodes_behind, pass_through
 from gpipe_bench.engine.observer import Observer, Task
 
 
@@ -25,8 +24,10 @@ def run_marked(observer: Observer, task: Task, run: Callable[[Values], Values], 
     ends = bool(differentiable(values))
     outputs = run(behind(_Report, values, mark.end))
     if not ends:
-        for node in _nodes(outputs):
-            node.register_hook(mark.end)
+        for node in nodes_behind([value.grad_fn for value in outputs if isinstance(value, Tensor)]):
+            # Tasks share the accumulation of gradients.
+            if type(node).__name__ != "AccumulateGrad":
+                node.register_hook(mark.end)
     return behind(_Report, outputs, mark.begin)
 
 
@@ -57,16 +58,3 @@ class _Report(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         ctx.report()
         return (None, *grads)
-
-
-def _nodes(values: Values) -> Iterator[Node]:
-    """All nodes behind ``values`` but the accumulation of gradients, which tasks share."""
-    seen: set[Node] = set()
-    todo = [value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None]
-    while todo:
-        node = todo.pop()
-        if node in seen or type(node).__name__ == "AccumulateGrad":
-            continue
-        seen.add(node)
-        todo.extend(parent for parent, _ in node.next_functions if parent is not None)
-        yield node

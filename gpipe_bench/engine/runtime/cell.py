@@ -14,90 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from gpipe_bench.engine.computation import Computation
-from gpipe_bench.engine.microbatch import Values, cut, differentiable, replace, versions
-from gpipe_bench.engine.nodes import apart, apply, edge_of, get_phony, new_leaf
-from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs, runs_users_code
+from gpipe_bench.engine.microbatch import Values, cut, differentiable, versions
+from gpipe_bench.engine.nodes import Inlet, apply, edge_of, get_phony, is_users, nodes_behind, receive
+from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
 from gpipe_bench.engine.transfer import use_stream
-
-
-class Inlet:
-    """Gradients of flat values, from their own backward pass and from no other.
-
-    A tensor that a layer keeps aside, such as a loss of its own, is no output. A backward pass that begins there comes
-    here too, and its gradients would be lost.
-
-    Attributes:
-        indices: of the values that need a gradient.
-        leaf: behind the node that takes the gradients, if there is one.
-    """
-
-    __slots__ = ("_count", "_grads", "_is_open", "indices", "leaf")
-
-    leaf: Tensor
-
-    def __init__(self, values: Values) -> None:
-        self.indices, self._count = differentiable(values), len(values)
-        self._grads: Sequence[Tensor | None] = ()
-        self._is_open = False
-
-    def collect(self, backward: Callable[..., object], *args: Any) -> list[Tensor | None]:
-        """Call ``backward(*args)``; gives away the gradients that it brings, one for each value."""
-        self._is_open = True
-        backward(*args)
-        self._is_open = False
-        grads, self._grads = self._grads, ()
-        return self.spread(grads)
-
-    def spread(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of all values, from those of the values that need one, or from none."""
-        found: list[Tensor | None] = [None] * self._count
-        for index, grad in zip(self.indices, grads, strict=False):
-            found[index] = grad
-        return found
-
-    def take(self, grads: Sequence[Tensor | None]) -> None:
-        """Take gradients from autograd."""
-        if not self._is_open or self._grads:
-            raise RuntimeError(
-                "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a "
-                "tensor that a layer keeps aside, or that another layer has from there; return it as an output, or "
-                "leave out schedule and backward and use checkpoint='never'"
-            )
-        self._grads = grads
-
-
-class _Receive(Function):
-    """(inlet, phony, [values...]) -> values, which backward keeps no hold of: gradients go to the inlet."""
-
-    is_pure = True
-
-    @staticmethod
-    def forward(ctx: Any, inlet: Inlet, _: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.inlet = inlet
-        return tuple([value.detach() for value in values])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
-        ctx.inlet.take(grads)
-        return (None, None, None)
-
-
-def receive(values: Values) -> tuple[Values, Inlet]:
-    """Flat inputs of a cell or a loss as it gets them, and their inlet.
-
-    A leaf of the graph would keep its value alive for as long as the graph, whether the layers need it or not, and
-    could not be written to.
-    """
-    inlet = Inlet(values)
-    entering = [values[index] for index in inlet.indices]
-    if entering:
-        inlet.leaf = new_leaf(entering[0].device)
-        values = replace(values, inlet.indices, apply(_Receive, inlet, inlet.leaf, entering))
-    return values, inlet
 
 
 class Outlet:
@@ -121,7 +44,7 @@ class Outlet:
 
     def runs_users_code(self) -> bool:
         """Whether the layers may write to the gradients that they get."""
-        return runs_users_code([edge.node for _, edge in self._edges])
+        return any(is_users(node) for node in nodes_behind([edge.node for _, edge in self._edges]))
 
     def roots(self, grads: list[Tensor | None]) -> tuple[list[GradientEdge], list[Tensor]]:
         """Edges to begin at, and a gradient for each; those of the outputs are taken out of ``grads``."""
@@ -154,7 +77,7 @@ class _HandOver(Function):
 class Cell:
     """Task (i, j) of one batch."""
 
-    __slots__ = ("_checkpointed", "_edges", "_inlet", "_later", "_outlet", "_saved", "_splits", "task")
+    __slots__ = ("_checkpointed", "_end", "_inlet", "_later", "_outlet", "_saved", "_splits", "task")
 
     def __init__(self, task: Computation, *, checkpointed: bool, splits: bool) -> None:
         self.task = task
@@ -162,7 +85,8 @@ class Cell:
         self._saved: tuple[Values, list[int]] | None = None
         self._inlet: Inlet
         self._outlet: Outlet
-        self._edges: list[GradientEdge] = []
+        # Where the graph ends, while I may come.
+        self._end: Node | None = None
         self._later: WeightsLater | None = None
 
     def forward(self, flat: Values) -> Values:
@@ -171,7 +95,7 @@ class Cell:
             return cut(self.task.forward(flat, around=self._in_graph))
         self._saved = flat, versions(flat)
         outputs, needs = self.task.first_pass(flat)
-        return cut(self.recompute() if self.task.unsure else outputs, needs)
+        return cut(self.recompute() if self.task.draws.unsure else outputs, needs)
 
     def recompute(self) -> Values:
         """R: fill a checkpointed cell, unless that has been done; gives its outputs."""
@@ -203,10 +127,10 @@ class Cell:
         edges, theirs = self._outlet.roots(grads)
         if not edges:
             return self._inlet.spread(())
-        if not self._edges:
+        end, self._end = self._end, None
+        if end is None:
             self._later = WeightsLater({}, list(zip(edges, theirs, strict=True)))
             return self._inlet.spread(())
-        end, self._edges = self._edges[0].node, []
 
         def halve() -> None:
             self._later = backward_inputs(edges, theirs, end, self._inlet.leaf)
@@ -226,10 +150,9 @@ class Cell:
 
     def _in_graph(self, layers: Callable[[Values], Values], flat: Values) -> Values:
         """Run the layers between an inlet and an outlet."""
-        inputs, self._inlet = receive(flat)
-        if self._splits:
-            # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
-            self._edges = [edge_of(inputs[index]) for index in self._inlet.indices]
-        outputs = layers(apart(inputs) if len(self._inlet.indices) > 1 else inputs)
+        inputs, self._inlet, end = receive(flat)
+        # Not in the inlet itself: its node knows the inlet, and Python does not see through the node.
+        self._end = end if self._splits else None
+        outputs = layers(inputs)
         self._outlet = Outlet(outputs)
         return outputs

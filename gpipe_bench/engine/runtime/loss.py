@@ -12,9 +12,8 @@ from torch import Tensor
 
 from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.nodes import apart
+from gpipe_bench.engine.nodes import Inlet, receive
 from gpipe_bench.engine.randomness import Draws
-from gpipe_bench.engine.runtime.cell import Inlet, receive
 from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
@@ -73,10 +72,10 @@ class Losses:
         """Compute the loss of micro-batch i, if it counts."""
         target, self._targets[i] = self._targets[i], None
         with use_stream(self._stream), self._execution.applied():
-            values, inlet = receive(microbatch.values)
+            values, inlet, _ = receive(microbatch.values)
             loss = None
             if self._shares[i]:
-                output = MicroBatch(apart(values) if len(inlet.indices) > 1 else values, microbatch.structure).unwrap()
+                output = MicroBatch(values, microbatch.structure).unwrap()
                 draws = Draws(self._randomness, i, self._place).first_pass(again=False)
                 with draws, self._turns.turn(self._place):
                     loss = check_loss(self._loss(output, target)) * self._shares[i]

@@ -151,7 +151,9 @@ class Runtime:
 
     def _backward(self, action: Action, place: int) -> None:
         kind, i, j = action
-        grads = self._arrived(i, j, place)
+        last = j == len(self._partitions) - 1
+        grads: list[Tensor | None] = self._end.grads(i) if last else self._mailboxes.take(("B", i, j, None), place)
+        grads = [*grads, *[self._mailboxes.take(("B", i, j, key), place) for key in self._partitions[j].outgoing]]
         end = self._ends[j][i]
         wait_stream(end.computing, end.copying)
         whole = kind == "B"
@@ -167,13 +169,7 @@ class Runtime:
         else:
             self._cells.pop((i, j)).backward_weights()
 
-    # --- what arrives and leaves -----------------------------------------------------------------------------------
-
-    def _arrived(self, i: int, j: int, place: int) -> list[Tensor | None]:
-        """Gradients of the flat outputs of (i, j)."""
-        last = j == len(self._partitions) - 1
-        grads: list[Tensor | None] = self._end.grads(i) if last else self._mailboxes.take(("B", i, j, None), place)
-        return [*grads, *[self._mailboxes.take(("B", i, j, key), place) for key in self._partitions[j].outgoing]]
+    # --- what leaves -----------------------------------------------------------------------------------------------
 
     def _send(self, i: int, j: int, flat: Sequence[Any], task: Computation) -> None:
         """Send the flat outputs of (i, j) on: values to the next partition, skips to where they are popped.

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from gpipe_bench.engine.nodes import is_users
 from gpipe_bench.engine.runtime.saved import Packed, pack_saved
 
 Grads = tuple[Tensor | None, ...]
@@ -146,10 +147,8 @@ def backward_inputs(
     if cut is None:
         return None
     leading, branches = cut
-    users = {node for node in leading if node is not end and _is_users(node)}
+    users = {node for node in leading if node is not end and is_users(node)}
     ends = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge.node not in leading]
-    if any(type(node).__name__ in _WHOLE for node in users):
-        return None
     waiting = {node: branch for node, branch in branches.items() if node not in users and _waits(node, branch)}
     # A node that has a hook is the user's as much as one of a custom function.
     copies = bool(users) or len(waiting) < len(branches)
@@ -165,27 +164,6 @@ def backward_inputs(
         roots, theirs = zip(*through, strict=True)
         torch.autograd.backward(roots, theirs, retain_graph=True, inputs=[leaf, *now])
     return later
-
-
-def runs_users_code(roots: Sequence[Node]) -> bool:
-    """Whether a backward pass from these nodes runs a user's code, which may write to the gradients that it gets."""
-    seen: set[Node] = set()
-    todo = list(roots)
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            if _is_users(node):
-                return True
-            seen.add(node)
-            todo += [each for each, _ in node.next_functions if each is not None]
-    return False
-
-
-def _is_users(node: Node) -> bool:
-    """Whether the backward of a node is a user's code, of Python or of C++, and not one of the engine's own."""
-    if isinstance(node, BackwardCFunction):
-        return not getattr(getattr(type(node), "_forward_cls", None), "is_pure", False)
-    return type(node).__name__ == "CppFunction"
 
 
 def _waits(node: Node, branch: Branch) -> bool:
@@ -207,7 +185,8 @@ def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], d
     A node comes after those that it leads to.
 
     Returns:
-        None if branches meet, or a branch and what is behind a root that does not lead to ``end``.
+        None if branches meet, or a branch and what is behind a root that does not lead to ``end``, or if a node wants
+        a whole backward pass.
     """
     leading: set[Node] = {end}
     branches: dict[Node, Branch] = {}
@@ -239,7 +218,8 @@ def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], d
             leaving = {place: GradientEdge(each, k) for place, (each, k) in enumerate(edges) if each in own}
             branches[node] = Branch(leaving, weights)
     elsewhere = _behind([root for root in roots if root not in leading], following)
-    return (leading, branches) if taken.isdisjoint(elsewhere) else None
+    whole = any(type(node).__name__ in _WHOLE for node in leading)
+    return None if whole or not taken.isdisjoint(elsewhere) else (leading, branches)
 
 
 def _behind(nodes: Sequence[Node], following: dict[Node, Sequence[tuple[Node | None, int]]]) -> set[Node]:
