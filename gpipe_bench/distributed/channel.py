@@ -69,6 +69,8 @@ class BothWays:
         return (self._upwards if rank < self._rank else self._downwards).recv(tensors, rank, tag)
 
 
+PATIENCE_S = 5.0
+"""How long a process that stops takes to tell the others, and one that waits in vain to hear from them, at most."""
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 """For each group how many pipelines had it: its processes make their pipelines in the same order."""
 
@@ -88,7 +90,7 @@ def own_groups(group: Any, timeout_s: float, device: torch.device) -> tuple[Grou
         device: of this process.
 
     Raises:
-        PeerError: a process has not called this in time.
+        PeerError: a process has not called this in time, or has stopped before all were connected.
     """
     if not isinstance(group, dist.ProcessGroup):
         return group, group
@@ -96,12 +98,23 @@ def own_groups(group: Any, timeout_s: float, device: torch.device) -> tuple[Grou
     number = next(_numbers[group.group_name])
     store = distributed_c10d.PrefixStore(f"gpipe_bench/{number}", group.get_group_store())
     timeout = timedelta(seconds=timeout_s)
-    _meet(store, group, timeout)
+    rule = "all processes must make the pipeline"
+    advice = f"within {timeout_s:g} s; see there for the cause, or wait longer with timeout_s"
+    if absent := _absent(store, group, "here", timeout):
+        raise PeerError(f"{rule}, got none from rank {absent} {advice}")
 
     def made(kind: Any, way: str, options: Any) -> Any:
         return kind(distributed_c10d.PrefixStore(way, store), group.rank(), group.size(), options)
 
-    upwards, downwards, news = (made(dist.ProcessGroupGloo, way, timeout) for way in ("host up", "host down", "news"))
+    try:
+        upwards, downwards, news = [
+            made(dist.ProcessGroupGloo, way, timeout) for way in ("host up", "host down", "news")
+        ]
+    except RuntimeError as error:
+        # Those that are there wait in vain, too. This one must be done before others have lost their patience with it.
+        absent = _absent(store, group, "waits", timedelta(seconds=min(timeout_s, PATIENCE_S) / 4))
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PeerError(f"{rule}, got no connection to rank {absent or 'others'} ({reason}) {advice}") from None
     host = BothWays(upwards, downwards)
     if device.type != "cuda" or "nccl" not in dist.get_backend_config(group):
         return host, news
@@ -111,18 +124,20 @@ def own_groups(group: Any, timeout_s: float, device: torch.device) -> tuple[Grou
     return DeviceGroup(host, *ways), news
 
 
-def _meet(store: Any, group: dist.ProcessGroup, timeout: timedelta) -> None:
-    store.set(f"here/{group.rank()}", "")
-    keys = {f"here/{peer}": rank for peer, rank in enumerate(ranks_of(group))}
-    rule = "all processes must make the pipeline"
+def _absent(store: Any, group: dist.ProcessGroup, mark: str, timeout: timedelta) -> str:
+    """Leave a mark in the store, and name the ranks that have left none in time."""
+    keys = {f"{mark}/{peer}": rank for peer, rank in enumerate(ranks_of(group))}
     try:
-        store.wait([*keys], timeout)
+        store.set(f"{mark}/{group.rank()}", "")
+        try:
+            store.wait([*keys], timeout)
+        except dist.DistNetworkError:
+            raise
+        except RuntimeError:
+            return ", ".join([str(rank) for key, rank in keys.items() if not store.check([key])])
     except dist.DistNetworkError as error:
-        raise PeerError(f"{rule}, got no store of the process group ({error}); see there for the cause") from None
-    except RuntimeError:
-        absent = [str(rank) for key, rank in keys.items() if not store.check([key])]
-        within = f"{timeout.total_seconds():g} s"
         raise PeerError(
-            f"{rule}, got none from rank {', '.join(absent)} within {within}; see there for the cause, or wait longer "
-            "with timeout_s"
+            f"all processes must make the pipeline, got no store of the process group ({error}), which rank 0 keeps "
+            "unless torchrun does; see there for the cause"
         ) from None
+    return ""

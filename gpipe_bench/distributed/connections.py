@@ -8,14 +8,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpipe_bench.distributed.channel import own_groups, ranks_of
+from gpipe_bench.distributed.channel import PATIENCE_S, own_groups, ranks_of
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.links import Links
 from gpipe_bench.distributed.nccl import DeviceGroup
 from gpipe_bench.distributed.news import News
-
-_PATIENCE_S = 5.0
-"""How long a process that stops takes to tell the others, and one that waits in vain to hear from them, at most."""
 
 
 def given_group(group: Any, mesh: DeviceMesh | None) -> Any:
@@ -42,9 +39,20 @@ class Connections:
         replicas: what replicas do together, if there are any.
         news: to and from all of these.
         over_nccl: the group that sends from device to device, if one does.
+
+    Raises:
+        ValueError: ``timeout_s`` is no time.
+        PeerError: another process has stopped before all were connected.
     """
 
     def __init__(self, given: Any, replicas: Any, timeout_s: float, device: torch.device) -> None:
+        # Not more, since it is counted in nanoseconds.
+        if not (isinstance(timeout_s, (int, float)) and 0.001 <= timeout_s <= 1e9):
+            raise ValueError(
+                f"timeout_s must be a number of seconds between 0.001 and 1e9, got {timeout_s!r}; pass how long a "
+                "process may wait for another one"
+            )
+        patience_s = min(timeout_s, PATIENCE_S)
         own, news = own_groups(given, timeout_s, device)
         self.over_nccl = own if isinstance(own, DeviceGroup) else None
         self.links = Links(own, ranks_of(given), direct=self.over_nccl is not None)
@@ -52,7 +60,12 @@ class Connections:
         self.replicas = None
         if replicas is not None:
             others = replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas
-            own, news = own_groups(others, timeout_s, device)
+            try:
+                own, news = own_groups(others, timeout_s, device)
+            except BaseException as error:
+                first = News(groups, patience_s)
+                first.tell(f"rank {first.rank} failed: {type(error).__name__}: {error}")
+                raise
             self.replicas = Replicas(own, Links(own, ranks_of(others), direct=isinstance(own, DeviceGroup)))
             groups.append((news, ranks_of(others)))
-        self.news = News(groups, min(timeout_s, _PATIENCE_S))
+        self.news = News(groups, patience_s)

@@ -76,10 +76,16 @@ class Replicas:
         """Before a step: what all processes will do, and the partitions of this one.
 
         Raises:
-            ValueError: another replica has other settings, or trains other parameters.
+            ValueError: another replica has other settings, trains other parameters or in other modes, or has not
+                cleared its gradients.
         """
+        named = [pair for part in partitions for pair in part.named_modules() if pair[0]]
+        kept = {name for part in partitions for name, each in part.named_parameters() if each.grad is not None}
+        modes = {name: "training" if module.training else "evaluating" for name, module in named}
         # Replicas that average other gradients, or in another order, would hang or end the process.
-        self.agree({**settings, "parameters": parameters_of(partitions)})
+        parameters = parameters_of(partitions)
+        own = {"parameters": parameters, "modes of layers": modes, "gradients before this step": sorted(kept)}
+        self.agree({**settings, **own})
         self._partitions, self._sums = partitions, []
         self._left = Counter(action.j for action in order if action.kind in "BW")
 
@@ -128,7 +134,7 @@ class Replicas:
                 by_type.setdefault(parameter.dtype, []).append((parameter, part))
         for dtype, pairs in by_type.items():
             # A parameter that got no gradient in any replica gets none: behind all stands which ones there are.
-            there = torch.tensor([parameter.grad is not None for parameter, _ in pairs])
+            there = torch.tensor([parameter.grad is not None for parameter, _ in pairs], device="cpu")
             flat = torch.cat([*[part.flatten() for _, part in pairs], there.to(pairs[0][1].device, dtype)])
             # Before they are added, since a sum may overflow where the mean does not.
             flat /= self._group.size()

@@ -52,7 +52,9 @@ class News:
             for peer, rank in enumerate(ranks):
                 if rank != self.rank:
                     memory = torch.zeros(_LONGEST, dtype=torch.uint8, device="cpu")
-                    self._peers[rank] = group, peer, memory, group.recv([memory], peer, _TAG)
+                    # One that is gone already tells nothing.
+                    with suppress(RuntimeError):
+                        self._peers[rank] = group, peer, memory, group.recv([memory], peer, _TAG)
 
     def tell(self, reason: str) -> None:
         """Tell all others why this process stops, unless it has told them before."""

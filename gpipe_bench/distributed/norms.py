@@ -7,6 +7,7 @@ each parameter, and take the norm of all, in the order of the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ def norms_of(partitions: Iterable[nn.Module], norm_type: float) -> Norms:
         found = [torch._foreach_norm([grad], float(norm_type))[0] for grad in grads]  # noqa: SLF001 - public, for all its name
         norms += [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in found]
     # All numbers of the smaller types are among those of the largest one.
-    return (torch.stack(norms).to("cpu", torch.float64) if norms else torch.empty(0, dtype=torch.float64)), kinds
+    none = torch.empty(0, dtype=torch.float64, device="cpu")
+    return (torch.stack(norms).to("cpu", torch.float64) if norms else none), kinds
 
 
 def total_norm(found: Sequence[Norms], rows: Sequence[int], norm_type: float, device: torch.device) -> Tensor:
@@ -43,7 +45,7 @@ def total_norm(found: Sequence[Norms], rows: Sequence[int], norm_type: float, de
     rest = [iter(norms) for norms, _ in found]
     ordered = [(next(rest[row]), kind) for j, row in enumerate(rows) for kind in found[row][1][j]]
     if not ordered:
-        return torch.tensor(0.0)
+        return torch.tensor(0.0, device=device)
     # PyTorch sorts gradients by type, in an order that only this function knows.
     alike: Any = [[torch.empty(0, dtype=kind, device=device) for _, kind in ordered]]
     groups = _group_tensors_by_device_and_dtype(alike, with_indices=True).values()
@@ -51,3 +53,13 @@ def total_norm(found: Sequence[Norms], rows: Sequence[int], norm_type: float, de
     stacked = torch.stack([norm.to(device, kind.to_real()) for norm, kind in sorted_norms])
     total: Tensor = torch.linalg.vector_norm(stacked, float(norm_type))
     return total
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[Any], max_norm: float, total: Tensor) -> None:
+    """As ``torch.nn.utils.clip_grads_with_norm_``, which refuses DTensors beside other gradients."""
+    # The shards of a DTensor are multiplied one by one, once a collective has filled them.
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    parts = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
+    holders: Any = [SimpleNamespace(grad=part.wait() if hasattr(part, "wait") else part) for part in parts]
+    nn.utils.clip_grads_with_norm_(holders, max_norm, total)

@@ -16,7 +16,7 @@ from gpipe_bench.distributed.agreement import Begin, compare, description, finge
 from gpipe_bench.distributed.connections import Connections, given_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
-from gpipe_bench.distributed.norms import norms_of, total_norm
+from gpipe_bench.distributed.norms import clip, norms_of, total_norm
 from gpipe_bench.engine.arguments import checked_module, named_device
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import check_input, gather, scatter
@@ -203,6 +203,7 @@ class Pipe(Layers):
             plan, begin, microbatches = self._begun(exchange, input, "step")
             evaluations, self._evaluations = self._evaluations, 0
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
+            settings["reduction"] = reduction if last else None
             actions = pipeline.lists(plan).facts.order if plan.backward else ()
             exchange.replicated(lambda replicas: replicas.begin(self.partitions, actions, settings))
             total, outputs = pipeline.train(self, plan, microbatches, begin.sizes, goal, mailboxes=exchange)
@@ -227,7 +228,7 @@ class Pipe(Layers):
             exchange.replicated(lambda replicas: replicas.agree(call))
             found = exchange.gather(norms_of(self.partitions, norm_type))
         total = total_norm(found, rows, norm_type, self._device)
-        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
+        clip(self.parameters(), max_norm, total)
         return total
 
     def close(self) -> None:

@@ -186,7 +186,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     if one.is_contiguous() or other.is_contiguous():
         return True
     # Interleaved, as two column blocks of a matrix: look at each byte between.
-    first = torch.zeros(max(end, stop) - min(begin, start), dtype=torch.bool)
+    first = torch.zeros(max(end, stop) - min(begin, start), dtype=torch.bool, device="cpu")
     second = torch.zeros_like(first)
     for tensor, place, marks in ((one, begin, first), (other, start, second)):
         size = tensor.element_size()

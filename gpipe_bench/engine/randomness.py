@@ -120,7 +120,7 @@ class BatchRandomness:
         if self._moved:
             torch.default_generator.manual_seed(seed_of(hashlib.blake2b(self._start).digest()))
         elif self.concurrent and self.drew:
-            torch.empty(1).uniform_()
+            torch.empty(1, device="cpu").uniform_()
 
     def watches(self, j: int) -> bool:
         """Whether a task of partition j that begins now may draw. The loss has the place after the last partition."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from gpipe_bench.distributed import Pipe
 from tests.distributed.ranks import run_processes
@@ -79,3 +82,39 @@ def test_generators_are_alike_after_every_step_whatever_drew(tmp_path):
     assert still == [what for what, *_ in first if what[-1] == "nothing"]
     drawn = [weight for name, weight in {**weights, **others}.items() if name.endswith("weight")]
     assert len({tuple(weight.flatten().tolist()) for weight in drawn}) == 4
+
+
+def loaded(rank):
+    """The rows that shuffled loaders give in two epochs, whose batches are of several sizes."""
+    torch.manual_seed(5)
+    size = torch.distributed.get_world_size()
+    with torch.device("meta"):
+        layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(size + 1)))
+    options = {"chunks": 4, "schedule": "1f1b", "checkpoint": "always"}
+    pipe = Pipe(layers, [2, *[1] * (size - 1)], materialise=reset, **options)
+    data = TensorDataset(torch.arange(27.0)[:, None].expand(27, 4))
+    rows = []
+    training, testing = random_split(data, [22, 5])
+    for _ in range(2):
+        for (x,) in DataLoader(training, batch_size=7, shuffle=True):
+            rows += x[:, 0].tolist()
+            pipe.step(x if rank == 0 else None, x if rank == size - 1 else None, functional.mse_loss)
+            pipe.clip_grad_norm_(1.0)
+        for (x,) in DataLoader(testing, batch_size=5, shuffle=True):
+            rows += x[:, 0].tolist()
+            with torch.no_grad():
+                pipe(x if rank == 0 else None)
+    return rows, torch.get_rng_state()
+
+
+def reset(module):
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_loaders_with_one_seed_give_the_same_rows(size, tmp_path):
+    (rows, state), *others = run_processes(size, tmp_path, loaded)
+    assert sorted(rows[:27]) == [float(row) for row in range(27)]
+    assert rows[:27] != rows[27:]
+    assert all(found == rows and torch.equal(end, state) for found, end in others)

@@ -29,10 +29,15 @@ def test_a_reason_that_is_no_text_of_utf_8():
     assert second.cause([10], CLOSED) == "no file ?"
 
 
-def test_a_process_that_is_gone():
+@pytest.mark.parametrize("before", [True, False])
+def test_a_process_that_is_gone(before):
     world = World(3)
-    first, *_ = news_of(world)
-    world.kill(2)
+    if before:
+        world.kill(2)
+        first, _ = [News([(ThreadGroup(world, rank), RANKS)], patience_s=0.01) for rank in range(2)]
+    else:
+        first, *_ = news_of(world)
+        world.kill(2)
     assert first.cause([12], CLOSED) == "rank 12 is gone or silent, said rank 10: Connection closed"
 
 

@@ -28,8 +28,8 @@ def made(burn=None, number=6, frozen=None, balance=(2, 1), width=3, **options):
     return Pipe(nn.Sequential(*layers), balance, chunks=2, checkpoint="never", **groups, **options)
 
 
-def step(pipe, rows=4):
-    pipe.step(torch.ones(rows, 3), torch.ones(rows, 3), functional.mse_loss)
+def step(pipe, rows=4, **options):
+    pipe.step(torch.ones(rows, 3), torch.ones(rows, 3), functional.mse_loss, **options)
 
 
 def different(rank, options):
@@ -64,6 +64,9 @@ CHANGES = {
     "checkpoint": lambda pipe: setattr(pipe, "checkpoint", "always"),
     "parameters": freeze,
     "rows": lambda pipe: step(pipe, 6),
+    "modes of layers": lambda pipe: pipe[0].eval(),
+    "gradients before this step": lambda pipe: pipe.zero_grad(),
+    "reduction": lambda pipe: step(pipe, reduction="sum"),
     "grad mode": lambda pipe: torch.set_grad_enabled(False),
     "calls of pipe(x) before this step": evaluate,
     "the call": lambda pipe: pipe.clip_grad_norm_(1.0),
@@ -84,7 +87,9 @@ def differing(rank, name):
             pipe.clip_grad_norm_(1.0)
         step(pipe)
     except Exception as error:  # noqa: BLE001 - it is a result
-        same = all(torch.equal(parameter.grad, grad) for parameter, grad in zip(pipe.parameters(), before, strict=True))
+        cleared = name == "gradients before this step" and rank >= 2
+        after = [parameter.grad for parameter in pipe.parameters()]
+        same = all(grad is None if cleared else torch.equal(grad, old) for grad, old in zip(after, before, strict=True))
         return type(error).__name__, str(error), same
     return None
 

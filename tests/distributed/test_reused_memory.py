@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import is_checkpointing
+from gpipe_bench import is_checkpointing, is_recomputing
 from gpipe_bench.distributed import Pipe
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.skip import skippable, stash
 from tests.distributed.test_parity import apart, ranks_of
 from tests.distributed.threads import results_of
 from tests.engine.steps import DOUBLE
@@ -19,6 +20,8 @@ from tests.engine.test_kept_memory import (
     CHUNKS,
     KINDS,
     WIDTH,
+    Multiplying,
+    Using,
     counting,
     evaluated_in_a_loop,
     in_a_loop,
@@ -60,6 +63,37 @@ class Hidden(nn.Module):
         return other
 
 
+class Closed(nn.Module):
+    """Hands on a table that only a function knows, and that it updates in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, table = nn.Linear(WIDTH, WIDTH), torch.ones(WIDTH, dtype=torch.float64)
+        self.counted = lambda: table if is_recomputing() else table.mul_(1.5)
+
+    def forward(self, x):
+        return self.linear(x), self.counted()
+
+    def __deepcopy__(self, memo):
+        other = type(self)().double()
+        other.load_state_dict(self.state_dict())
+        return other
+
+
+@skippable(stash=["table"])
+class ClosedStash(Closed):
+    def forward(self, x):
+        yield stash("table", self.counted())
+        return self.linear(x)
+
+
+def closed(kind):
+    torch.manual_seed(0)
+    between = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+    layers = [Closed(), Using(), Closed(), Using()] if kind == "value" else [ClosedStash(), *between, Multiplying()]
+    return nn.Sequential(*layers).double()
+
+
 def hidden():
     torch.manual_seed(0)
     return nn.Sequential(*(Hidden() for _ in range(4))).double()
@@ -71,6 +105,13 @@ def hidden():
 def test_memory_that_is_updated_in_place(schedule, checkpoint, kind):
     options = {"schedule": schedule, "chunks": CHUNKS, "checkpoint": checkpoint}
     assert_equal_to_a_loop(counting(kind), options)
+
+
+@pytest.mark.parametrize("kind", ["value", "skip"])
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("schedule", ONE_PER_DEVICE)
+def test_memory_that_no_attribute_shows(schedule, checkpoint, kind):
+    assert_equal_to_a_loop(closed(kind), {"schedule": schedule, "chunks": CHUNKS, "checkpoint": checkpoint})
 
 
 @pytest.mark.parametrize("checkpoint", MODES)

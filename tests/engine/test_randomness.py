@@ -339,3 +339,15 @@ def test_a_copied_pipeline_draws_as_the_original(either, components):
     expected = step(copy.deepcopy(pipe))
     torch.manual_seed(3)
     torch.testing.assert_close(step(pipe), expected)
+
+
+def test_a_default_device_that_is_not_the_cpu_leaves_the_masks_alone():
+    runs = []
+    for device in (None, "meta"):
+        torch.manual_seed(0)
+        pipe = GPipe(nn.Sequential(nn.Dropout(), nn.Identity()), [1, 1], devices=["cpu"] * 2, chunks=4)
+        torch.set_default_device(device)
+        runs.append([pipe(torch.ones(8, SIZE, device="cpu")) for _ in range(3)])
+        torch.set_default_device(None)
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+    assert len({tuple(mask.flatten().tolist()) for mask in runs[1]}) == 3

@@ -1,0 +1,57 @@
+"""Processes that stop before the pipeline is made, or wait for no time: the others end, and name them."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from gpipe_bench.distributed import Pipe
+from tests.distributed.ranks import die, run_processes
+from tests.distributed.threads import run_ranks
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def stopping(rank, number, stop):
+    """The last one of four processes stops as it makes its connections with this number."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+    connections, made = dist.ProcessGroupGloo, []
+
+    def connect(*arguments):
+        made.append(arguments)
+        if len(made) == number:
+            stop()
+        return connections(*arguments)
+
+    if rank == 3:
+        dist.ProcessGroupGloo = connect
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    Pipe(layers, [1, 1], mesh=mesh["pipeline"], replicas=mesh["data"], timeout_s=5)
+
+
+@pytest.mark.parametrize(("number", "stop"), [(1, die), (3, interrupt), (4, interrupt), (5, die), (6, die)])
+def test_a_process_that_stops_as_it_connects_is_named(number, stop, tmp_path):
+    """Three connections are to the pipeline of rank 2, three to the replica of rank 1."""
+    *others, stopped = run_processes(4, tmp_path, stopping, number, stop)
+    assert stopped == (None if stop is die else ("KeyboardInterrupt", ""))
+    # If the pipeline of rank 2 is not connected, rank 0 waits for rank 2.
+    named = ("rank 2" if number <= 3 else "rank 3", "rank 3", "rank 3")
+    for (kind, message), name in zip(others, named, strict=True):
+        assert kind == "PeerError"
+        assert name in message
+
+
+@pytest.mark.parametrize("value", [0, -1.0, nan, inf, 1e-9, 1e12, "5", None])
+def test_a_timeout_that_is_no_time(value):
+    def job(group):
+        return Pipe(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), [1, 1], group=group, timeout_s=value)
+
+    for result in run_ranks(2, job):
+        assert isinstance(result, ValueError)
+        assert f"timeout_s must be a number of seconds between 0.001 and 1e9, got {value!r};" in str(result)
