@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 
 _ONE_ROW = "Expected more than 1 value per channel when training"
-_SELECTIVE = "region computed under selective activation checkpoint"
 # Raised by the node with which a cell of the runtime begins its backward pass. Elsewhere PyTorch compares the shapes of
 # outputs and gradients in a function of this name, which fails with one of several errors.
 _OTHER_SHAPE = "Function _HandOverBackward returned an invalid gradient"
@@ -34,11 +33,6 @@ def advise(error: BaseException, m: int, rows: tuple[int, int]) -> None:
         notes.append(
             f"A micro-batch must have at least 2 rows for batch normalisation, got {rows[0] * (m - 1) + 1} rows in {m} "
             f"micro-batches, the last with one; {_other_chunks(rows[0] * (m - 1) + 1, m)}."
-        )
-    if _SELECTIVE in text:
-        notes.append(
-            "Selective activation checkpointing must run backward once, got a schedule that splits the backward pass "
-            "into I and W; use one that does not, such as '1f1b', or let the pipeline checkpoint the layer."
         )
     places = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
     if _OTHER_SHAPE in text or _COMPARES_SHAPES in places:

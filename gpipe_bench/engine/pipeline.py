@@ -243,7 +243,8 @@ class Pipeline:
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
             aside, threads = plan.components.copy_streams and plan.n > 1, _has_threads(layers, plan)
-            turns = self._turns.setdefault((layers.training, threads), Turns(threads=threads))
+            mode = layers.training, threads
+            turns = self._turns.get(mode) or self._turns.setdefault(mode, Turns(threads=threads))
             options: Any = {"concurrent": concurrent, "training": layers.training}
             randomness = BatchRandomness(layers.devices, layers.partitions, self._drawing, turns, **options)
             before, this_thread.locks = this_thread.locks, (*this_thread.locks, layers.batch_lock)

@@ -127,7 +127,7 @@ class BatchRandomness:
         return j not in self._seen or (j, self._training) in self._drawing
 
     def learn(self, j: int, *, drew: bool, unsure: bool, lent: bool = False) -> None:
-        """Remember whether a task of partition j was seen to draw, from a default generator on loan, or may have drawn."""
+        """Remember whether a task of partition j was seen to draw, and from a generator on loan, or may have drawn."""
         self._seen.add(j)
         self._turns.taken |= lent
         self.drew |= drew

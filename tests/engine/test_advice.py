@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import gaussian_nll_loss, mse_loss
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from gpipe_bench import GPipe, Pipe
 from tests.engine.support import Do, on_cpu
@@ -129,24 +128,6 @@ def test_jagged_tensors_between_checkpointed_partitions(schedule, layer):
         "A checkpointed layer must give the same when it runs again, got another shape in the recomputation; draw "
         "random numbers from torch, hand on jagged tensors as values and offsets, or use checkpoint='never'."
     )
-
-
-class Selective(nn.Module):
-    """A layer with selective activation checkpointing, in which matrix products are kept."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
-    def forward(self, x):
-        contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
-        return checkpoint(self.layers, x, use_reentrant=False, context_fn=contexts)
-
-
-def test_selective_checkpoints_in_a_schedule_with_split_backward_passes():
-    pipe = piped(GPipe, Selective(), Selective(), chunks=2, schedule="zb_h1")
-    (note,) = notes_of(RuntimeError, "backward an extra time", partial(pipe.step, X, X, mse_loss))
-    assert note.startswith("Selective activation checkpointing must run backward once, got a schedule that splits")
 
 
 @pytest.mark.parametrize("chunks", [2, 6])

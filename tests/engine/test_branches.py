@@ -47,30 +47,6 @@ def test_gradients_of_tangled_layers(seed):
     assert_same(step(pipe, samples(7, 3), targets(7)), step(plain, samples(7, 3), targets(7)))
 
 
-@pytest.mark.parametrize("schedule", SPLIT)
-def test_weights_beside_each_other_are_one_call_of_autograd(schedule):
-    """As a checkpoint within a layer shows, which PyTorch runs again for each call."""
-
-    class Beside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linears, self.runs = nn.ModuleList(nn.Linear(3, 3) for _ in range(4)), 0
-
-        def run(self, x: Tensor) -> Tensor:
-            self.runs += 1
-            return torch.stack([linear(x).tanh() for linear in self.linears]).sum(0)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.run, x, use_reentrant=False)
-
-    layer = Beside()
-    layers = nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 3), nn.Linear(3, 3)).double()
-    pipe = scheduled(layers, [1] * 4, schedule, chunks=1, checkpoint="never", workers="never")
-    pipe.step(samples(2, 3), targets(2), mean_loss)
-    forward, inputs, weights = 1, 1, 1
-    assert layer.runs == forward + inputs + weights
-
-
 def test_what_a_hook_makes_of_a_gradient_in_i_is_what_w_takes():
     """The hook runs again in W, and would give another gradient."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from gpipe_bench import Components, is_recomputing
 from gpipe_bench.schedules import SCHEDULES
-from tests.engine.steps import DOUBLE, SPLIT, mean_loss, samples, scheduled, step, targets
+from tests.engine.steps import ALL, DOUBLE, SPLIT, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import (
     MODES,
     SOME,
@@ -221,10 +223,14 @@ def test_weights_wait_for_w(schedule):
         assert [count for partition, count in after if partition == j] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1", "zb_v"])
-def test_how_often_a_checkpoint_within_a_layer_runs_its_layers(schedule):
-    """PyTorch keeps what it recomputed for one call of autograd: B, I and W are one each."""
+@pytest.mark.parametrize("selective", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", ALL)
+def test_a_checkpoint_within_a_layer_recomputes_once(schedule, mode, selective):
+    """Also where backward passes are cut into I and W, and where it keeps the results of some operators."""
     runs = []
+    kept = [torch.ops.aten.addmm.default]
+    options = {"context_fn": partial(create_selective_checkpoint_contexts, kept)} if selective else {}
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -233,13 +239,15 @@ def test_how_often_a_checkpoint_within_a_layer_runs_its_layers(schedule):
             self.layers.register_forward_pre_hook(lambda *_: runs.append(1))
 
         def forward(self, x):
-            return torch_checkpoint(self.layers, x, use_reentrant=False)
+            return torch_checkpoint(self.layers, x, use_reentrant=False, **options)
 
-    layers = nn.Sequential(Mix(), Checkpointed(), Mix(), Mix()).double()
-    pipe = scheduled(layers, [1] * 4, schedule, chunks=3, checkpoint="never", workers="never")
-    pipe.step(samples(6, 3), targets(6), mean_loss)
-    forward, inputs, weights = 1, 1, 1
-    assert len(runs) == 3 * (forward + inputs + weights * (schedule in SPLIT))
+    plain = nn.Sequential(Mix(), Checkpointed(), Mix(), Mix()).double()
+    expected = step(plain, samples(6, 3), targets(6))
+    runs.clear()
+    pipe = scheduled(plain, [1] * 4, schedule, chunks=3, checkpoint=mode)
+    assert_same(step(pipe, samples(6, 3), targets(6)), expected)
+    checkpointed = {"never": 0, "except_last": 2, "always": 3}[mode]
+    assert len(runs) == 3 * 2 + checkpointed
 
 
 # --- what it cannot do ----------------------------------------------------------------------------------------------

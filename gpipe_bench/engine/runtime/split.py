@@ -72,7 +72,7 @@ class Branch:
         # The outer pass began first, and numbers grow.
         if task <= self._task:
             self._task = task
-            self.grads = tuple([_copied(grad) for grad in grads]) if self.copies else grads
+            self.grads = tuple([grad if grad is None else grad.clone() for grad in grads]) if self.copies else grads
 
     def found(self, node: Node) -> list[tuple[GradientEdge, Tensor]]:
         """The gradients that go into the branches."""
@@ -186,10 +186,6 @@ def _shares(edge: GradientEdge, grad: Tensor, noted: Collection[int]) -> bool:
     weight = getattr(edge.node, "variable", None)
     untouched = weight is not None and not weight._backward_hooks  # noqa: SLF001 - there is no public way to ask
     return not untouched and has_memory(grad) and grad.data_ptr() in noted
-
-
-def _copied(grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else grad.clone()
 
 
 def find_branches(roots: Sequence[Node], end: Node) -> tuple[Collection[Node], dict[Node, Branch]] | None:
