@@ -51,6 +51,9 @@ def run(
     repeats: Annotated[
         int, typer.Option(min=0, max=_MOST_REPEATS, help="Run so many, each in a fresh process; 0: one in this.")
     ] = 0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a step of the last run as a Chrome trace, for Perfetto and explain.")
+    ] = None,
 ) -> None:
     """Measure a cell, or each one in a file, and write the raw results: a repeat in this process, or several in others.
 
@@ -64,9 +67,13 @@ def run(
     chosen = from_file(MeasuredCell, cells, only, given) if cells is not None else [_cell(given)]
     rank = rank_here(chosen[0])
     if rank is not None:
-        _run_rank(chosen[0], repeat, repeats, out, rank)
+        if repeats:
+            rule = "--repeats must be 0 where torchrun has started the processes of one repeat"
+            raise ConfigError([f"{rule}, got {repeats}; say with --repeat which one it is"])
+        _run_rank(chosen[0], repeat, out, trace, rank)
         return
-    check_writable(out)
+    for path in filter(None, (out, trace)):
+        check_writable(path)
     for cell in chosen:
         tell_layers(cell.model, cell.model_args)
         tell_loss(cell.model)
@@ -74,9 +81,9 @@ def run(
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats or len(chosen) > 1:
-        _run_repeats(chosen, repeats or 1, out)
+        _run_repeats(chosen, repeats or 1, out, trace)
     else:
-        _run_once(chosen[0], repeat, out)
+        _run_once(chosen[0], repeat, out, trace)
 
 
 def _cell(given: Mapping[str, Any]) -> MeasuredCell:
@@ -95,28 +102,27 @@ def _cell(given: Mapping[str, Any]) -> MeasuredCell:
     return cell if "balance" in given else cell.changed(balance=_balance(cell))
 
 
-def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> None:
+def _run_once(cell: MeasuredCell, repeat: int, out: Path, trace: Path | None) -> None:
     from gpipe_bench.bench.running.run import run_cell
 
     with progress(f"measuring {cell.variant}") as task:
         result = run_cell(cell, repeat)
         write_files({out: result.to_json()})
+        _write_trace(trace, result)
         _say(result, task)
 
 
-def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: int) -> None:
+def _run_rank(cell: MeasuredCell, repeat: int, out: Path, trace: Path | None, rank: int) -> None:
     from gpipe_bench.bench.running.run import run_cell
 
-    if repeats:
-        rule = "--repeats must be 0 where torchrun has started the processes of one repeat"
-        raise ConfigError([f"{rule}, got {repeats}; say with --repeat which one it is"])
     result = run_cell(cell, repeat)
     if rank == 0:
         write_files({out: result.to_json()})
+        _write_trace(trace, result)
         typer.echo(_words(result))
 
 
-def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None:
+def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path, trace: Path | None) -> None:
     from gpipe_bench.bench.running.repeats import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
@@ -130,6 +136,15 @@ def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None
         for cell in cells:
             results += run_repeats(cell, repeats, report)
     write_files({out: results_json(results)})
+    _write_trace(trace, results[-1])
+
+
+def _write_trace(trace: Path | None, result: RawResult) -> None:
+    from gpipe_bench.results.timeline import TimelineEvent, write_trace
+
+    if trace is not None:
+        events = [TimelineEvent(**event) for event in result.events]
+        write_trace(trace, result.row.variant, result.row, events, result.row.reason)
 
 
 def _say(result: RawResult, task: Progress) -> None:
