@@ -16,6 +16,7 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -147,7 +148,7 @@ class _Trace:
         path: the file.
         rank: as the profiler says it, or else the position among the files.
         groups: ranks of each process group that has several.
-        ours: the rows of a timeline of ours.
+        ours: the events of a timeline of ours.
         placement: the device of the schedule for each partition, if the timeline says so.
         passes: the ranges of a step's computations.
         arrivals: the ranges of its messages, where they are those of a GPU.
@@ -157,13 +158,13 @@ class _Trace:
 
     path: Path
     rank: int
-    groups: frozenset[tuple[int, ...]]
-    ours: Sequence[Mapping[str, Any]]
-    placement: tuple[int, ...]
+    groups: Collection[tuple[int, ...]]
+    ours: Sequence[TimelineEvent]
+    placement: Sequence[int]
     passes: Sequence[_Range]
     arrivals: Sequence[_Range]
     on_host: bool
-    sending: frozenset[int]
+    sending: Collection[int]
 
 
 def _load(path: Path, position: int) -> _Trace:
@@ -171,32 +172,27 @@ def _load(path: Path, position: int) -> _Trace:
         data = path.read_bytes()
         trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
         rows = [row for row in trace["traceEvents"] if row.get("ph") == "X" and "dur" in row]
-        ours = [
-            row for row in rows if row.get("cat") in KINDS and {"device", "partition"} <= row.get("args", {}).keys()
-        ]
+        ours = [_event_of_ours(row) for row in rows if row.get("cat") in KINDS and "partition" in row.get("args", {})]
+        placement = [int(device) for device in trace.get("otherData", {}).get("placement", "").split("-") if device]
+        group = trace.get("distributedInfo", {})
+        world = tuple(range(group.get("world_size", 1)))
+        groups = {world, *(tuple(sorted(one.get("ranks", ()))) for one in group.get("pg_config", ()))}
         ranges = [row for row in rows if _is_range(str(row.get("name", "")))]
         on_gpu = [row for row in ranges if row.get("cat") == "gpu_user_annotation"]
-        passes = _last_step(map(_range, _of_one_stream(on_gpu, rows) if on_gpu else filter(_is_pass, ranges)))
-        arrivals = _last_step(_range(row) for row in on_gpu if not _is_pass(row))
-        facts, group = trace.get("otherData", {}), trace.get("distributedInfo", {})
-        groups = [tuple(one.get("ranks", ())) for one in group.get("pg_config", ())] + [
-            tuple(range(group.get("world_size", 1)))
-        ]
-        placement = tuple(int(k) for k in str(facts.get("placement", "")).split("-") if k)
+        passes = _of_one_stream(on_gpu, rows) if on_gpu else filter(_is_pass, ranges)
         sent = [_MESSAGES.fullmatch(str(row.get("name", ""))) for row in rows]
         read = _Trace(
-            path, group.get("rank", position), frozenset(one for one in groups if len(one) > 1), ours, placement,
-            passes, arrivals, not on_gpu, frozenset(int(one[1]) for one in sent if one),
+            path, group.get("rank", position), [one for one in groups if len(one) > 1], ours, placement,
+            _last_step(map(_range, passes)), _last_step(_range(row) for row in on_gpu if not _is_pass(row)),
+            not on_gpu, {int(one[1]) for one in sent if one},
         )  # fmt: skip
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError([f"trace must be a Chrome trace in JSON, got {path} ({reason}); name another"]) from error
     if not (read.ours or read.passes):
         rule = "trace must have actions of a pipeline: a timeline of ours, or ranges such as PP:0F3"
-        marks = (
-            "trace pipe.step, or schedule.step with torch.profiler; mark Schedule1F1B, which has no ranges of its own"
-        )
-        raise ConfigError([f"{rule}, got none in {path}; {marks}"])
+        change = "trace pipe.step, or schedule.step with torch.profiler; Schedule1F1B has no ranges, so mark its stages"
+        raise ConfigError([f"{rule}, got none in {path}; {change}"])
     return read
 
 
@@ -248,8 +244,8 @@ def _last_step(ranges: Iterable[_Range]) -> list[_Range]:
 
 
 def _step_of_ours(trace: _Trace) -> Step:
-    events = [_event_of_ours(row) for row in trace.ours]
-    found = {(event.kind, event.microbatch, event.partition): event for event in sorted(events, key=_start)}
+    ordered = sorted(trace.ours, key=lambda event: event.start_us)
+    found = {(event.kind, event.microbatch, event.partition): event for event in ordered}
     homes = {event.partition: event.device for event in found.values() if event.kind in _LETTERS}
     if trace.placement and len(trace.placement) > max(homes, default=-1):
         homes = {j: f"device {trace.placement[j]} ({name})" for j, name in homes.items()}
@@ -259,10 +255,6 @@ def _step_of_ours(trace: _Trace) -> Step:
 def _step(events: Collection[TimelineEvent], homes: Mapping[int, str], **facts: Any) -> Step:
     placed = [replace(event, device=homes[event.partition]) for event in events if event.partition in homes]
     return Step(tuple(dict.fromkeys(homes[j] for j in sorted(homes))), tuple(placed), **facts)
-
-
-def _start(event: TimelineEvent) -> float:
-    return event.start_us
 
 
 def _event_of_ours(row: Mapping[str, Any]) -> TimelineEvent:
@@ -309,7 +301,7 @@ def _checked_ranks(traces: Sequence[_Trace]) -> list[int]:
     ranks = sorted(trace.rank for trace in traces)
     if len(set(ranks)) < len(ranks):
         raise ConfigError([f"traces must be of different ranks, got {ranks}; name a file for each rank"])
-    groups = sorted({tuple(sorted(group)) for trace in traces for group in trace.groups}, key=len)
+    groups = sorted({group for trace in traces for group in trace.groups}, key=len)
     around = [group for group in groups if set(ranks) < set(group)]
     if around and tuple(ranks) not in groups:
         missing = ", ".join(str(rank) for rank in around[0] if rank not in ranks)

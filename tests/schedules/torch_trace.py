@@ -1,7 +1,7 @@
 """Make ``torch_traces/*.json.gz`` anew: ``python tests/schedules/torch_trace.py [NAME-pP ...]``.
 
-Each file is a step of a schedule of ``torch.distributed.pipelining`` on p processes over gloo, whose stages sleep: 40
-ms in a forward pass, 30 ms for the gradients of inputs, 30 ms for those of weights. So the truth is known. A file holds
+Each file is a step of a schedule of ``torch.distributed.pipelining`` on p processes over gloo, whose stages sleep: 80
+ms in a forward pass, 60 ms for the gradients of inputs, 60 ms for those of weights. So the truth is known. A file holds
 ``traces``, for each rank what its PyTorch profiler wrote of two steps, trimmed to the ranges of the pipeline; and
 ``slept``, for each rank the sleeps of the last step as ``[kind, micro-batch, stage, start, end]`` in microseconds.
 """
@@ -25,7 +25,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.profiler import ProfilerActivity, profile, record_function
 
 FOLDER: Final = Path(__file__).parent / "torch_traces"
-MS: Final = {"F": 40.0, "I": 30.0, "W": 30.0}
+MS: Final = {"F": 80.0, "I": 60.0, "W": 60.0}
 ONE_STAGE: Final = "GPipe", "1F1B"
 OF_A_V: Final = "ZBVZeroBubble", "DualPipeV"
 NAMES: Final = (*ONE_STAGE, "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", *OF_A_V)
