@@ -10,11 +10,13 @@ import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from gpipe_bench.cli import application
@@ -25,6 +27,7 @@ from gpipe_bench.results.traced import read_step
 from gpipe_bench.schedules import SCHEDULES, Action, Durations, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.table import partition_count
 from gpipe_bench.simulator import simulate
+from tests.project.pages import PAGES, blocks
 from tests.schedules.torch_trace import FOLDER, MS, NAMES, ONE_STAGE
 
 REAL = [(name, p) for name in NAMES for p in (2, 4)]
@@ -403,3 +406,17 @@ def test_a_compressed_file_that_ends_early_is_refused(tmp_path):
 def test_a_timeline_of_ours_stands_alone(tmp_path, by_hand):
     with pytest.raises(ConfigError, match="must be explained alone, got 3 files"):
         read_step([by_hand, *files(tmp_path, real("GPipe", 2)["traces"])])
+
+
+def test_the_marks_of_the_documentation_are_read(tmp_path):
+    """As ``mark`` gives them to a stage of ``Schedule1F1B``."""
+    (snippet,) = blocks(PAGES["docs/explain.md"], "python")
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    stage = SimpleNamespace(stage_index=0, forward_one_chunk=lambda i, *args: args, backward_one_chunk=lambda i: i)
+    names["mark"](stage)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        assert stage.forward_one_chunk(0, "x") == ("x",)
+        assert stage.backward_one_chunk(0) == 0
+    seen.export_chrome_trace(str(tmp_path / "rank0.json"))
+    assert read_step([tmp_path / "rank0.json"]).schedule.devices == ((Action("F", 0, 0), Action("B", 0, 0)),)
