@@ -34,11 +34,10 @@ from gpipe_bench.schedules.actions import needs
 _LETTERS: Final = {"forward": "F", "recompute": "R", "backward": "B", "backward_inputs": "I", "backward_weights": "W"}
 _KINDS: Final = {letter: kind for kind, letter in _LETTERS.items()}
 _RANGE: Final = re.compile(r"(\d+)(F|B|I|W|RECV_F|RECV_B)(\d+)")
-_PAIR: Final = re.compile(r"\((.*);(.*)\)OVERLAP_F_B")
 _OF_ONE_STAGE: Final = re.compile(r"(Forward|Backward) (\d+)")
 _MESSAGES: Final = re.compile(r"PP:(\d+)(SEND_F|RECV_B)\d+")
-_CLOCK_ERROR: Final = 0.01
-"""Share of a step by which the clocks of ranks may differ."""
+_CLOCK_ERROR: Final = 0.01, 1000.0
+"""By how much the clocks of ranks may differ: a share of the step, and microseconds, whichever is more."""
 _NAMED: Final = 5
 
 
@@ -189,7 +188,7 @@ def _load(path: Path, position: int) -> _Trace:
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError([f"trace must be a Chrome trace in JSON, got {path} ({reason}); name another"]) from error
-    if not (read.ours or read.passes):
+    if not (read.passes or any(event.kind in _LETTERS for event in ours)):
         rule = "trace must have actions of a pipeline: a timeline of ours, or ranges such as PP:0F3"
         change = "trace pipe.step, or schedule.step with torch.profiler; Schedule1F1B has no ranges, so mark its stages"
         raise ConfigError([f"{rule}, got none in {path}; {change}"])
@@ -208,7 +207,7 @@ def _range(row: Mapping[str, Any]) -> _Range:
     """The range of a row; where it does not say the stage, that is empty."""
     one = _OF_ONE_STAGE.fullmatch(row["name"])
     start, length = float(row["ts"]), float(row["dur"])
-    names = (("", one[1][0], one[2]),) if one else tuple(_RANGE.findall(row["name"].replace("OVERLAP_F_B", "")))
+    names = (("", one[1][0], one[2]),) if one else tuple(_RANGE.findall(row["name"]))
     return _Range(names, start, start + length)
 
 
@@ -285,7 +284,7 @@ def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
         raise ConfigError([f"traces must have all stages, got none of {missing}; name the files of all ranks"])
     n = 1 + max(homes)
     times, results = _times(passes, n)
-    copies = [copy for trace in traces for one in trace.arrivals for copy in _copies(one, results)]
+    copies = [_copy(one, results) for trace in traces for one in trace.arrivals]
     _check_clocks(times, results, n)
     events = [_event(_KINDS[action.kind], action.i, action.j, *time) for action, time in times.items()]
     pairs = frozenset(one.actions[0] for one in passes if len(one.actions) > 1)
@@ -304,8 +303,9 @@ def _checked_ranks(traces: Sequence[_Trace]) -> list[int]:
     groups = sorted({group for trace in traces for group in trace.groups}, key=len)
     around = [group for group in groups if set(ranks) < set(group)]
     if around and tuple(ranks) not in groups:
-        missing = ", ".join(str(rank) for rank in around[0] if rank not in ranks)
-        raise ConfigError([f"traces must be of all ranks of a pipeline, got none of rank {missing}; name their files"])
+        missing = [rank for rank in around[0] if rank not in ranks]
+        got = f"none of rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        raise ConfigError([f"traces must be of all ranks of a pipeline, got {got}; name their files, too"])
     inside = [list(group) for group in groups if set(group) < set(ranks)]
     if inside and any(not stage for trace in traces for one in trace.passes for stage, _, _ in one.names):
         got = f"those of {ranks}, which have groups {', '.join(map(str, inside[:_NAMED]))}"
@@ -352,23 +352,22 @@ def _times(passes: Sequence[_Pass], n: int) -> tuple[dict[Action, Interval], dic
     return times, results
 
 
-def _copies(arrival: _Range, results: Mapping[Action, float]) -> Iterator[TimelineEvent]:
-    """A message that arrives: its kernel waits from its launch until the result has been sent."""
-    for stage, kind, i in arrival.names:
-        forward = kind == "RECV_F"
-        sent = [results.get(Action(letter, int(i), int(stage) + (-1 if forward else 1))) for letter in "FBI"]
-        ready = next((end for letter, end in zip("FBI", sent, strict=True) if end is not None
-                      and (letter == "F") == forward), arrival.start)  # fmt: skip
-        start = min(max(arrival.start, ready), arrival.end)
-        yield _event("copy" if forward else "copy_grad", int(i), int(stage), start, arrival.end)
+def _copy(arrival: _Range, results: Mapping[Action, float]) -> TimelineEvent:
+    """A message that arrives; its kernel waits from its launch until the result has been sent."""
+    ((j, kind, i),) = arrival.names
+    letters, source = ("F", int(j) - 1) if kind == "RECV_F" else ("BI", int(j) + 1)
+    sent = [results[one] for letter in letters if (one := Action(letter, int(i), source)) in results]
+    start = min(max([arrival.start, *sent]), arrival.end)
+    return _event("copy" if kind == "RECV_F" else "copy_grad", int(i), int(j), start, arrival.end)
 
 
 def _check_clocks(times: Mapping[Action, Interval], results: Mapping[Action, float], n: int) -> None:
+    share, least = _CLOCK_ERROR
     length = max(end for _, end in times.values()) - min(start for start, _ in times.values())
     for action, (_, end) in times.items():
         for other in chain.from_iterable(needs(action, n)):
             early = results.get(other, end) - end
-            if early > _CLOCK_ERROR * length:
+            if early > max(share * length, least):
                 got = f"{action} that ends {early / 1000:.3f} ms before {other}, which it needs"
                 rule = "traces must be of the same step, and of one clock"
                 raise ConfigError([f"{rule}, got {got}; trace a step of all ranks on one host"])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -33,8 +35,8 @@ from tests.schedules.torch_trace import FOLDER, MS, NAMES, ONE_STAGE
 REAL = [(name, p) for name in NAMES for p in (2, 4)]
 
 
-def real(name: str, p: int) -> dict[str, Any]:
-    return json.loads(gzip.decompress((FOLDER / f"{name}-p{p}.json.gz").read_bytes()))
+def real(name: str, p: int, folder: Path = FOLDER) -> dict[str, Any]:
+    return json.loads(gzip.decompress((folder / f"{name}-p{p}.json.gz").read_bytes()))
 
 
 def files(folder: Path, traces: Sequence[dict[str, Any]]) -> list[Path]:
@@ -183,7 +185,9 @@ def test_ratios_over_a_real_step_of_gpipe_are_those_of_the_formulas(tmp_path):
 def test_a_missing_rank_is_named(tmp_path, name, p):
     paths = files(tmp_path, real(name, p)["traces"])
     for rank in range(p):
-        with pytest.raises(ConfigError, match=f"all ranks of a pipeline, got none of rank {rank}; name their files"):
+        with pytest.raises(
+            ConfigError, match=f"all ranks of a pipeline, got none of rank {rank}; name their files, too"
+        ):
             read_step([path for path in paths if path != paths[rank]])
 
 
@@ -266,6 +270,17 @@ def test_the_command_reads_compressed_traces(tmp_path):
     assert done.exit_code == 0, done.output
     assert "These ranges are the host's" in done.output
     assert "zb_v" in done.output
+
+
+def test_the_installed_version_of_torch_writes_traces_that_are_read(tmp_path):
+    names = "GPipe", "1F1B", "DualPipeV"
+    script = Path(__file__).parent / "torch_trace.py"
+    command = [sys.executable, str(script), "--awake", str(tmp_path), *(f"{name}-p2" for name in names)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    for name in names:
+        step, stored = (read_step(files(tmp_path, real(name, 2, folder)["traces"])) for folder in (tmp_path, FOLDER))
+        assert step.schedule == stored.schedule
 
 
 def gpu_traces(name: str, m: int, p: int, kernels: bool) -> tuple[list[dict[str, Any]], float, float]:
@@ -384,6 +399,7 @@ def test_run_writes_a_trace_that_is_explained(tmp_path, schedule):
     [
         ("{", "must be a Chrome trace in JSON"),
         ('{"traceEvents": [{"ph": "X", "dur": 1, "cat": "forward", "args": {"partition": 0}}]}', "must be a Chrome"),
+        ('{"traceEvents": [{"ph": "X", "dur": 1, "cat": "copy"}]}', "got none in"),
         ('{"traceEvents": []}', "got none in .* Schedule1F1B has no ranges"),
     ],
 )

@@ -141,7 +141,12 @@ def make(name: str, p: int, m: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
+    # python torch_trace.py [NAME-pP ...]; with --awake DIR stages do not sleep, and the files come into DIR.
+    chosen, folder = sys.argv[1:], FOLDER
+    if chosen[:1] == ["--awake"]:
+        chosen, folder = chosen[2:], Path(chosen[1])
+        MS.update(dict.fromkeys(MS, 0.0))
     for name in NAMES:
         for p in (2, 4):
-            if not sys.argv[1:] or f"{name}-p{p}" in sys.argv[1:]:
-                make(name, p, 2 * p, FOLDER)
+            if not chosen or f"{name}-p{p}" in chosen:
+                make(name, p, 2 * p, folder)
