@@ -135,6 +135,21 @@ def test_other_schedules_take_what_their_arithmetic_says(by_hand):
     assert ways["zb_v", 2, "never"].length_us == pytest.approx(quarters)
 
 
+def test_gradients_that_a_partition_waits_for_and_does_not_compute_keep_their_place(tmp_path):
+    """The schedule has I(0,0) before F(2,0), and the trace does not."""
+    first = [("forward", 0, 0, 10), ("forward", 1, 10, 20), ("forward", 2, 40, 50), ("backward_weights", 0, 60, 80)]
+    second = [("forward", 0, 10, 20), ("backward", 0, 20, 40), ("forward", 1, 40, 50), ("backward", 1, 50, 70)]
+    first += [("backward_weights", i, 60 + 20 * i, 80 + 20 * i) for i in (1, 2)]
+    second += [("forward", 2, 70, 80), ("backward", 2, 80, 100)]
+    rows = [(name, kind, i, j, start, start, end)
+            for name, j, row in (("a", 0, first), ("b", 1, second)) for kind, i, start, end in row]  # fmt: skip
+    step = read_step([write(tmp_path / "trace.json", rows)])
+    assert " ".join(map(str, step.schedule.devices[0])) == (
+        "F(0,0) F(1,0) I(0,0) F(2,0) W(0,0) I(1,0) W(1,0) I(2,0) W(2,0)"
+    )
+    assert by_arithmetic(step) == pytest.approx(step.length_us)
+
+
 @pytest.mark.parametrize(("name", "p"), REAL)
 def test_shares_and_order_of_real_traces_are_those_of_the_sleeps(tmp_path, name, p):
     found = real(name, p)
@@ -328,6 +343,17 @@ def test_kernels_that_receive_wait_and_other_streams_do_not_compute(tmp_path, na
     for shares, _ in split(step):
         assert shares.compute_fraction == pytest.approx(1 - bubble)
         assert shares.copy_fraction < 0.02
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"])
+def test_a_message_tells_of_a_missing_stage_where_ranks_are_not_known(tmp_path, name):
+    traces, _, _ = gpu_traces(name, 4, 4, kernels=True)
+    for trace in traces:
+        del trace["distributedInfo"]
+    paths = files(tmp_path, traces)
+    for rank in range(4):
+        with pytest.raises(ConfigError, match="must have all stages, got none of"):
+            read_step([path for path in paths if path != paths[rank]])
 
 
 def test_ranges_on_the_stream_that_receives_do_not_compute(tmp_path):
