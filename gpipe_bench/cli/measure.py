@@ -51,6 +51,9 @@ def run(
     repeats: Annotated[
         int, typer.Option(min=0, max=_MOST_REPEATS, help="Run so many, each in a fresh process; 0: one in this.")
     ] = 0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a step of the last run as a Chrome trace, for Perfetto and explain.")
+    ] = None,
 ) -> None:
     """Measure a cell, or each one in a file, and write the raw results: a repeat in this process, or several in others.
 
@@ -64,9 +67,10 @@ def run(
     chosen = from_file(MeasuredCell, cells, only, given) if cells is not None else [_cell(given)]
     rank = rank_here(chosen[0])
     if rank is not None:
-        _run_rank(chosen[0], repeat, repeats, out, rank)
+        _write_trace(trace, _run_rank(chosen[0], repeat, repeats, out, rank))
         return
-    check_writable(out)
+    for path in filter(None, (out, trace)):
+        check_writable(path)
     for cell in chosen:
         tell_layers(cell.model, cell.model_args)
         tell_loss(cell.model)
@@ -74,9 +78,9 @@ def run(
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats or len(chosen) > 1:
-        _run_repeats(chosen, repeats or 1, out)
+        _write_trace(trace, _run_repeats(chosen, repeats or 1, out))
     else:
-        _run_once(chosen[0], repeat, out)
+        _write_trace(trace, _run_once(chosen[0], repeat, out))
 
 
 def _cell(given: Mapping[str, Any]) -> MeasuredCell:
@@ -95,28 +99,31 @@ def _cell(given: Mapping[str, Any]) -> MeasuredCell:
     return cell if "balance" in given else cell.changed(balance=_balance(cell))
 
 
-def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> None:
+def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> RawResult:
     from gpipe_bench.bench.running.run import run_cell
 
     with progress(f"measuring {cell.variant}") as task:
         result = run_cell(cell, repeat)
         write_files({out: result.to_json()})
         _say(result, task)
+    return result
 
 
-def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: int) -> None:
+def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: int) -> RawResult | None:
     from gpipe_bench.bench.running.run import run_cell
 
     if repeats:
         rule = "--repeats must be 0 where torchrun has started the processes of one repeat"
         raise ConfigError([f"{rule}, got {repeats}; say with --repeat which one it is"])
     result = run_cell(cell, repeat)
-    if rank == 0:
-        write_files({out: result.to_json()})
-        typer.echo(_words(result))
+    if rank:
+        return None
+    write_files({out: result.to_json()})
+    typer.echo(_words(result))
+    return result
 
 
-def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None:
+def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> RawResult:
     from gpipe_bench.bench.running.repeats import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
@@ -130,6 +137,15 @@ def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None
         for cell in cells:
             results += run_repeats(cell, repeats, report)
     write_files({out: results_json(results)})
+    return results[-1]
+
+
+def _write_trace(trace: Path | None, result: RawResult | None) -> None:
+    if trace is not None and result is not None:
+        from gpipe_bench.results.timeline import TimelineEvent, write_trace
+
+        events = [TimelineEvent(**event) for event in result.events]
+        write_trace(trace, result.row.variant, result.row, events, result.row.reason)
 
 
 def _say(result: RawResult, task: Progress) -> None:
