@@ -27,6 +27,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def text_of(error: BaseException) -> str:
+    """The class and the text of an error of whoever, also where its text is itself an error."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as other:  # noqa: BLE001 - of a user's class
+        return f"{type(error).__name__}, whose text is a {type(other).__name__}"
+
+
 class GpipeBenchError(Exception):
     """Base of every exception raised on purpose."""
 
