@@ -6,14 +6,14 @@ m is the number of micro-batches, n that of partitions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpipe_bench.schedules.actions import Action, Schedule
 from gpipe_bench.schedules.one_f_one_b import alternate
 
 
 def zb_h1(m: int, n: int) -> Schedule:
-    """ZB-H1 (Qi et al., Zero Bubble, arXiv 2401.10241, section 2.2).
+    """ZB-H1 (Qi et al., Zero Bubble, arXiv 2401.10241, section 2.2), as zbpp_light of its authors has it.
 
     With m = 4 and n = 3:
 
@@ -21,10 +21,10 @@ def zb_h1(m: int, n: int) -> Schedule:
         device 1     F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
         device 2        F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
-    No device holds more activations than the first device of 1F1B, which is n. The bubble is a third of 1F1B's where
-    T_F = T_B = T_W.
+    Device j takes W of a micro-batch after I of the j-th next one. So no device holds more activations than the first
+    device of 1F1B, which is n. The bubble is a third of 1F1B's where T_F = T_B = T_W.
     """
-    return fill([_alternating(m, n - j, j) for j in range(n)], n)
+    return Schedule(tuple(tuple(_with_weights(_alternating(m, n - j, j), j)) for j in range(n)))
 
 
 def zb_h2(m: int, n: int) -> Schedule:
@@ -46,6 +46,18 @@ def _alternating(m: int, warm_up: int, j: int) -> list[Action]:
     """F and I of partition j: ``warm_up`` times F, then I and F in turn, then the remaining I."""
     forward, inputs = ([Action(kind, i, j) for i in range(m)] for kind in "FI")
     return alternate(forward, inputs, warm_up - 1)
+
+
+def _with_weights(row: Iterable[Action], behind: int) -> Iterator[Action]:
+    """A list of F and I with W of each micro-batch, ``behind`` of I later."""
+    owed: deque[Action] = deque()
+    for action in row:
+        yield action
+        if action.kind == "I":
+            owed.append(Action("W", action.i, action.j))
+            if len(owed) > behind:
+                yield owed.popleft()
+    yield from owed
 
 
 def fill(rows: Iterable[Sequence[Action]], limit: int) -> Schedule:

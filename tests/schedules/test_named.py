@@ -26,7 +26,7 @@ PICTURES = {
     zb_h2: (5, 3),
     zb_1p: (4, 3),
     zb_2p: (5, 3),
-    zb_v: (2, 2),
+    zb_v: (3, 2),
     v_half: (2, 2),
     v_min: (2, 2),
     dualpipe_v: (2, 2),
@@ -81,10 +81,8 @@ def test_bubbles_are_those_of_the_papers(m, n):
     assert idle["interleaved"] == idle["looped_bfs"] == 1.5 * (n - 1)
     # T_F + T_B - T_W for every device but one: a third of 1F1B's.
     assert idle["zb_h1"] == idle["zb_1p"] == n - 1
-    # Half a unit for every device that the first micro-batch comes through.
-    assert idle["zb_v"] == 0.5 * (n - 1)
-    # As much without overlap, from 2 p micro-batches on.
-    assert m < 2 * n or idle["dualpipe_v"] == 0.5 * (n - 1)
+    # Half a unit for every device that the first micro-batch comes through, from 2 p - 1 micro-batches on.
+    assert m < 2 * n or idle["zb_v"] == idle["dualpipe_v"] == 0.5 * (n - 1)
     # Half of 1F1B's, to half a unit.
     assert idle["v_half"] <= 1.5 * (n - 1)
     # Two thirds of 1F1B's, to half a unit.
@@ -98,11 +96,22 @@ def _idle(schedule, m):
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-@pytest.mark.parametrize("function", [zb_h2, zb_2p])
-def test_two_schedules_have_no_pause_between_first_and_last_action(function, n):
-    schedule = function(3 * n, n)
-    times = timing(schedule)
-    assert [times.end[row[-1]] - times.start[row[0]] for row in schedule.devices] == [9 * n] * n
+@pytest.mark.parametrize("name", ["zb_h2", "zb_2p", "zb_v"])
+def test_three_schedules_have_no_pause_between_first_and_last_action(name, n):
+    for m in range(2 * n - 1 if name == "zb_v" else 3 * n, 4 * n + 1):
+        found = timing(named_schedule(name, m, partitions(name, n), n))
+        assert found.spans == found.busy
+        assert found.span_bubble == 0
+
+
+@pytest.mark.parametrize("p", range(3, 10))
+def test_lengths_and_memory_of_v_half_and_v_min(p):
+    """As their authors' lists have them, in units of a pass through a half."""
+    half, least = (named_schedule(name, 3 * p, 2 * p, p) for name in ("v_half", "v_min"))
+    assert timing(half).makespan - 18 * p == (3 * p - 7 if p % 2 == 0 else 3 * p - 4)
+    assert timing(least).makespan - 18 * p == (4 * p - 7 if p % 3 == 0 else 4 * p - 5)
+    assert max(in_flight(half)) == p + 2 - p % 2
+    assert max(in_flight(least)) == (p + 4) // 3 * 2
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 4), (4, 1), (8, 4), (32, 8)])
