@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Container, Iterable, Iterator
 from io import StringIO
 from typing import Final
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules.actions import Action, Schedule
+from gpipe_bench.schedules.actions import Action, Schedule, in_pairs
 
 _FIELD: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _PAIR: Final = re.compile(r"\((.*);(.*)\)OVERLAP_F_B")
@@ -67,12 +66,10 @@ def to_csv(schedule: Schedule) -> str:
         raise ScheduleError(
             [f"a schedule for PyTorch must have no R, got {recomputed[0]}; write it before it gets checkpoints"]
         )
-    return "".join(",".join(_fields(row, schedule.pairs)) + "\n" for row in schedule.devices)
+    rows = (map(_field, in_pairs(row, schedule.pairs)) for row in schedule.devices)
+    return "".join(",".join(row) + "\n" for row in rows)
 
 
-def _fields(row: Iterable[Action], pairs: Container[Action]) -> Iterator[str]:
-    actions = iter(row)
-    for action in actions:
-        first = f"{action.j}{action.kind}{action.i}"
-        second = next(actions, None) if action in pairs else None
-        yield f"({first};{second.j}{second.kind}{second.i})OVERLAP_F_B" if second else first
+def _field(actions: tuple[Action, ...]) -> str:
+    names = [f"{action.j}{action.kind}{action.i}" for action in actions]
+    return f"({';'.join(names)})OVERLAP_F_B" if len(names) == 2 else names[0]

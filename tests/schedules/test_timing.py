@@ -63,12 +63,42 @@ def test_partitions_on_one_device_need_no_transfer():
     assert timing(two, transfer=[[7]]).makespan == 6
 
 
-def test_the_actions_of_a_pair_are_shorter_where_overlap_is_worth_something():
-    row = [("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0)]
-    schedule = Schedule.of([row], [Action("F", 1, 0)])
-    assert timing(schedule, Durations(1, 2, 1)).makespan == 8
-    assert timing(schedule, Durations(1, 2, 1), overlap=0.75).makespan == 1 + 0.75 * (1 + 3) + 3
-    assert timing(with_recomputation(schedule, 1), Durations(1, 2, 1), overlap=0.75).makespan == 9
+def test_a_pair_is_one_action_in_time():
+    rows = [[("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0)], [("F", 0, 1), ("B", 0, 1), ("F", 1, 1), ("B", 1, 1)]]
+    schedule, forward, backward = Schedule.of(rows, [Action("F", 1, 0)]), Action("F", 1, 0), Action("B", 0, 0)
+    alone, together = timing(schedule, Durations(1, 2, 1)), timing(schedule, Durations(1, 2, 1), overlap=0.75)
+    assert (alone.start[forward], alone.start[backward], alone.makespan) == (1, 5, 12)
+    # It starts with the gradient of micro-batch 0, though F needs nothing, and micro-batch 1 leaves it at its end.
+    assert together.start[forward] == together.start[backward] == 5
+    assert together.end[forward] == together.end[backward] == together.start[Action("F", 1, 1)] == 8
+    assert (together.makespan, together.busy) == (15, (7, 8))
+    assert timing(with_recomputation(schedule, 1), Durations(1, 2, 1), overlap=0.75).makespan == 13
+
+
+@pytest.mark.parametrize("overlap", [1, 0.9, 0.8, 0.7])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (2, 7), (4, 8), (4, 20), (6, 13), (8, 16), (8, 20)])
+def test_the_bubble_of_dualpipe_v_is_the_one_that_its_authors_print(p, m, overlap):
+    """README of deepseek-ai/DualPipe: (PP - 1) (F&B + B - 3 W)."""
+    found = timing(named_schedule("dualpipe_v", m, 2 * p, p), overlap=overlap)
+    assert found.makespan - min(found.busy) == pytest.approx((p - 1) * (3 * overlap + 2 - 3))
+
+
+def test_pairs_that_wait_for_each_other_are_refused():
+    """The second device needs F of the first one's pair for the B that the pair waits for."""
+    rows = [[("F", 0, 0), ("B", 0, 0)], [("F", 0, 1), ("B", 0, 1)]]
+    schedule = Schedule.of(rows, [Action("F", 0, 0)])
+    assert timing(schedule).makespan == 6
+    with pytest.raises(ScheduleError, match="deadlock: device 0 waits with F"):
+        timing(schedule, overlap=0.9)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_times_and_overlap_must_be_finite_numbers_from_0(value):
+    for times in ((value, 1, 1), (1, value, 1), (1, 1, value)):
+        with pytest.raises(ScheduleError, match="durations must be 0 or more, got"):
+            Durations(*times)
+    with pytest.raises(ScheduleError, match="overlap must be 0 or more, got"):
+        timing(ONE, overlap=value)
 
 
 def test_two_definitions_of_the_bubble():

@@ -31,7 +31,6 @@ def test_a_pair_is_two_actions_one_after_the_other():
     schedule = read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
     assert schedule.devices == read_csv("0F0,0F1,0B0,0B1\n").devices
     assert schedule.pairs == {("F", 1, 0)}
-    assert schedule.overlapping == {("F", 1, 0), ("B", 0, 0)}
     assert to_csv(schedule) == "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n"
 
 
