@@ -1,4 +1,4 @@
-"""Schedules as CSV, in the form of PyTorch's pipelining (compute schedules of ``torch.distributed.pipelining``).
+"""Schedules as CSV, in the form of PyTorch's pipelining (``torch.distributed.pipelining``).
 
 A line for each device, an action in each field: stage, kind, micro-batch, such as ``0F3``. A field may be empty.
 
@@ -6,7 +6,8 @@ A line for each device, an action in each field: stage, kind, micro-batch, such 
     1F0,1B0,1F1,1B1
 
 ``(0F7;7B3)OVERLAP_F_B`` is a pair: a forward and a backward pass that are meant to overlap. PyTorch's kinds of compute
-actions are F, B, I and W. It has no recomputation, and no R.
+actions are F, B, I and W. It has no recomputation, and no R. What PyTorch adds for communication and for sharded
+parameters, such as ``0SEND_F3`` and ``0UNSHARD``, follows from these, and is passed over.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule, in_pairs
 
 _FIELD: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_DERIVED: Final = re.compile(r"\d{1,9}((SEND|RECV)_[FB]\d{1,9}|(UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9})")
 _PAIR: Final = re.compile(r"\((.*);(.*)\)OVERLAP_F_B")
 _NAMED: Final = 5
 
@@ -28,17 +30,19 @@ def read_csv(text: str) -> Schedule:
     """The schedule that ``text`` holds; :func:`gpipe_bench.schedules.check` says whether it can run.
 
     Args:
-        text: a line for each device.
+        text: a line for each device. A byte order mark before the first and empty lines after the last are no part.
 
     Raises:
-        ScheduleError: some fields are no compute actions, such as ``0SEND_F1``; the first ones are named.
+        ScheduleError: some fields are no actions, or a line has none; the first ones are named.
     """
     rows: list[list[Action]] = []
     pairs: list[Action] = []
     problems: list[str] = []
-    for line, fields in enumerate(csv.reader(StringIO(text)), 1):
+    for line, fields in enumerate(csv.reader(StringIO(text.removeprefix("\ufeff").rstrip())), 1):
         rows.append([])
         for field in filter(None, map(str.strip, fields)):
+            if _DERIVED.fullmatch(field):
+                continue
             pair = _PAIR.fullmatch(field)
             found = [_FIELD.fullmatch(part.strip()) for part in (pair.groups() if pair else [field])]
             actions = [Action(one[2], int(one[3]), int(one[1])) for one in found if one]
@@ -47,7 +51,9 @@ def read_csv(text: str) -> Schedule:
                 pairs += actions[:1] if pair else []
             else:
                 rule = "a field must be a stage, one of F, B, I, W, and a micro-batch, such as 0F3"
-                problems.append(f"{rule}, got {field[:40]!r} in line {line}; leave out communication, or correct it")
+                problems.append(f"{rule}, got {field[:40]!r} in line {line}; correct it")
+        if not rows[-1] and not problems:
+            problems.append(f"a line must have the actions of a device, got none in line {line}; remove it")
     if not any(rows) and not problems:
         problems.append("a schedule must have an action, got none; write a line for each device")
     if problems:
