@@ -63,7 +63,9 @@ def test_activations_in_flight(n):
     assert held["gpipe"] == (m,) * n
     assert held["1f1b"] == tuple(n - j for j in range(n))
     assert max(held["zb_h1"]) == n
+    assert max(held["zb_1p"]) == n
     assert max(held["zb_h2"]) == 2 * n - 1
+    assert max(held["zb_2p"]) == 2 * n
     # Partitions of the schedules with two on each device have half the size.
     assert max(held["zb_v"]) == 2 * n
     assert max(held["v_half"]) <= n + 2

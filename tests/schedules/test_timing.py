@@ -6,19 +6,24 @@ import csv
 from collections import defaultdict
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import (
+    SCHEDULES,
     Action,
     Durations,
     Schedule,
     check,
+    in_flight,
     named_schedule,
     searched,
     timing,
     with_recomputation,
 )
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 ONE = Schedule.of([[("F", 0, 0), ("B", 0, 0)], [("F", 0, 1), ("B", 0, 1)]])
 
@@ -148,7 +153,7 @@ def test_printed_bubbles_of_searched_schedules(printed, name, batches):
     for (_, p, m), values in printed.items():
         if p * m <= 16 * 48:
             one, transfer = durations(values), values["", "t_comm_ms"]
-            schedule = searched(m, p, batches * p, one, transfer)
+            schedule = searched(m, p, batches * p, one, transfer, kept=0.5)
             check(schedule)
             bubble = timing(schedule, one, transfer).span_bubble
             differences.append(round(bubble - values[name, "span_bubble_fraction"], 4))
@@ -157,9 +162,48 @@ def test_printed_bubbles_of_searched_schedules(printed, name, batches):
     assert max(differences) <= 0.0013
 
 
-def test_a_search_keeps_to_its_memory():
-    for row in searched(16, 4, 5).devices:
-        held = 0.0
-        for kind, _, _ in row:
-            held += {"F": 1.0, "I": -0.5, "W": -0.5}[kind]
-            assert held <= 5
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.75, 1.0])
+def test_a_search_keeps_to_its_memory(kept):
+    for limit in (1, 2, 5, 7.5):
+        schedule = searched(16, 4, limit, kept=kept)
+        check(schedule)
+        assert kept < 1 or max(in_flight(schedule)) <= limit
+        for row in schedule.devices:
+            held = 0.0
+            for kind, _, _ in row:
+                held += {"F": 1.0, "B": -1.0, "I": kept - 1, "W": -kept}[kind]
+                assert held <= limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 20),
+    p=st.integers(1, 8),
+    limit=st.integers(1, 17),
+    times=st.tuples(*[st.sampled_from([0.5, 1, 1.3, 2])] * 3),
+    transfer=st.sampled_from([0, 0.1, 0.3, 1]),
+)
+@example(m=16, p=8, limit=8, times=(1, 1, 1), transfer=0.1)
+def test_a_search_is_never_longer_than_a_named_schedule_in_the_same_memory(m, p, limit, times, transfer):
+    own = Durations(*times)
+    found = timing(searched(m, p, limit, own, transfer), own, transfer)
+    for name in set(SCHEDULES) - set(TWO_PER_DEVICE):
+        schedule = named_schedule(name, m, p, p)
+        if max(in_flight(schedule)) <= limit:
+            other = timing(schedule, own, transfer)
+            assert round(max(found.spans) - max(other.spans), 9) <= 0, name
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"limit": 0.5}, "limit must be at least 1 micro-batch, got 0.5"),
+        ({"limit": float("nan")}, "limit must be at least 1 micro-batch, got nan"),
+        ({"kept": 1.5}, "kept must be a share from 0 to 1, got 1.5"),
+        ({"transfer": float("nan")}, "transfer times must be 0 or more, got nan"),
+        ({"m": 0}, "micro-batches and partitions must be 1 or more, got 0 and 2"),
+    ],
+)
+def test_a_search_needs_numbers_in_their_ranges(given, words):
+    with pytest.raises(ScheduleError, match=words):
+        searched(**{"m": 4, "n": 2, "limit": 2, **given})
