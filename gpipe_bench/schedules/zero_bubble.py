@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpipe_bench.schedules.actions import Action, Schedule
-from gpipe_bench.schedules.one_f_one_b import alternate
+from gpipe_bench.schedules.one_f_one_b import alternate, interleaved_rows
 
 
 def zb_h1(m: int, n: int) -> Schedule:
@@ -40,6 +40,21 @@ def zb_h2(m: int, n: int) -> Schedule:
     activations. That is faster than ZB-H1 where a device starts the next batch without waiting for the others.
     """
     return fill([_alternating(m, 2 * (n - j) - 1, j) for j in range(n)], 2 * n - 1)
+
+
+def interleaved_zb(m: int, n: int, devices: int) -> Schedule:
+    """ZB-H1 with several partitions on each device, as PyTorch's ``ScheduleInterleavedZeroBubble`` has it.
+
+    With m = 2 and n = 4 on two devices (micro-batch, partition):
+
+        device 0  F0,0 F1,0 F0,2 F1,2      I0,2 W0,2 I1,2 W1,2 I0,0 W0,0 I1,0 W1,0
+        device 1       F0,1 F1,1 F0,3 I0,3 F1,3 I1,3 W0,3 I0,1 W1,3 I1,1 W0,1 W1,1
+
+    Partition j is on device j mod p, and micro-batches go through the pipeline in groups, as with interleaved 1F1B.
+    Device d takes W after the d-th next I. With one partition on each device it is ZB-H1.
+    """
+    rows = interleaved_rows(m, n, devices, "I", 1)
+    return Schedule(tuple(tuple(_with_weights(row, d)) for d, row in enumerate(rows)))
 
 
 def _alternating(m: int, warm_up: int, j: int) -> list[Action]:

@@ -14,14 +14,15 @@ from gpipe_bench.schedules.actions import in_pairs
 from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
 from gpipe_bench.schedules.search import zb_1p, zb_2p
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import LOOP, TWO_PER_DEVICE
 from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
-from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
+from gpipe_bench.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 PICTURES = {
     gpipe: (4, 3),
     one_f_one_b: (4, 3),
     interleaved: (2, 4, 2),
+    interleaved_zb: (2, 4, 2),
     looped_bfs: (2, 4, 2),
     zb_h1: (4, 3),
     zb_h2: (5, 3),
@@ -35,14 +36,14 @@ PICTURES = {
 
 
 def partitions(name, devices, v=2):
-    return devices * (1 if name not in TWO_PER_DEVICE else v if name in ("interleaved", "looped_bfs") else 2)
+    return devices * (1 if name not in TWO_PER_DEVICE else v if name in LOOP else 2)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_size_can_run(name):
     for devices in range(1, 9):
         for m in range(1, 10):
-            for v in (1, 2, 3) if name in ("interleaved", "looped_bfs") else (2,):
+            for v in (1, 2, 3) if name in LOOP else (2,):
                 n = partitions(name, devices, v)
                 facts = check(named_schedule(name, m, n, devices))
                 assert (facts.microbatches, facts.partitions) == (m, n)
@@ -128,7 +129,9 @@ def test_which_schedules_end_their_forward_passes_first():
 
 
 def test_partitions_lie_where_the_papers_put_them():
-    assert interleaved(2, 6, 3).placement == looped_bfs(2, 6, 3).placement == (0, 1, 2, 0, 1, 2)
+    assert {function(2, 6, 3).placement for function in (interleaved, interleaved_zb, looped_bfs)} == {
+        (0, 1, 2, 0, 1, 2)
+    }
     assert (
         zb_v(2, 3).placement
         == v_half(2, 3).placement

@@ -54,6 +54,7 @@ def test_zb_v_is_as_long_as_its_first_authors_and_needs_their_memory():
 TORCH = {
     "looped_bfs": ("LoopedBFS", (1, 2, 3)),
     "interleaved": ("Interleaved1F1B", (1, 2, 3)),
+    "interleaved_zb": ("InterleavedZeroBubble", (1, 2, 3)),
     "zb_v": ("ZBVZeroBubble", (2,)),
     "dualpipe_v": ("DualPipeV", (2,)),
 }
