@@ -62,8 +62,9 @@ class GPipe(Layers):
         schedule: None for the paper's executor, in which autograd orders the backward pass. Else the runtime carries
             out a schedule: one of :data:`gpipe_bench.schedules.SCHEDULES`, a
             :class:`gpipe_bench.schedules.Schedule`, a list of (kind, i, j) per device, or a function from (m, n) to a
-            schedule. With ``interleaved``, ``looped_bfs``, ``zb_v``, ``v_half``, ``v_min`` and ``dualpipe_v`` each
-            device has several partitions: ``devices`` has one entry per device, ``balance`` v entries for each of them.
+            schedule. With ``interleaved``, ``interleaved_zb``, ``looped_bfs``, ``zb_v``, ``v_half``, ``v_min`` and
+            ``dualpipe_v`` each device has several partitions: ``devices`` has one entry per device, ``balance`` v
+            entries for each of them.
         backward: ``scheduled`` is another name of ``schedule='gpipe'``, ``autograd`` of the default.
         transfer: how tensors go from device to device: ``direct``; ``host``, through host memory, also where several
             devices of the pipeline are one device of the machine.
