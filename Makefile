@@ -37,7 +37,8 @@ setup: ## make .venv with the pinned packages that every target of the workflow 
 
 ablation: ## simulate every combination of the components, and measure here: table, CSV, figures, traces
 	$(SETUP) workflow
-	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation $(ARGS)
+	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation --no-hooks $(ARGS)
+	@test ! -e results/ablation.csv || $(BIN)/python -m gpipe_bench table --brief --rows results/ablation.csv
 	@scripts/setup.sh --next
 
 test: ## run every check, two at a time, also after one failed: ruff, mypy, snakefmt, snakemake --lint, the wheel, pytest; TORCH=2.14.1: with that PyTorch
