@@ -10,6 +10,7 @@ import pytest
 
 from gpipe_bench.cli import main
 from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.hardware.profile import PROFILES
 
 SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)
@@ -72,10 +73,20 @@ def test_other_settings_have_no_published_value(call):
 
 def test_without_a_balance_all_is_on_one_device(call):
     _, out, _ = call("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
-    assert "1 partitions (29)" in out
+    assert "1 partition (29)" in out
 
 
 ARGS = ("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
+
+
+@pytest.mark.parametrize("schedule", TWO_PER_DEVICE)
+def test_the_number_of_devices_stands_beside_the_throughput(call, schedule):
+    status, out, _ = call(*ARGS, "--chunks", 4, "--balance", "7-7-7-8", "--schedule", schedule)
+    assert status == 0
+    assert re.search(r"4 partitions .*\bon 2 x .*samples/s simulated.* over 2 devices", out, re.DOTALL)
+    status, _, error = call(*ARGS, "--balance", "14-15", "--schedule", schedule, "--devices", 2)
+    assert status == 2
+    assert "devices must be at most 1 for 2 partitions, got 2" in error
 
 
 @pytest.mark.parametrize(("schedule", "partitions"), [((), 3), (("--schedule", "zb_v"), 6)])
