@@ -58,8 +58,8 @@ def run(
     itself, on one host or several, it measures with the others, and rank 0 writes the result.
 
     Out of memory, a switch that the device does not support and any other failure of the run are results: a row with a
-    status and a reason, and exit status 0, so that one failed cell does not end an experiment. Bad arguments are a
-    line each on stderr, exit status 2 and no file.
+    status and a reason. The exit status is then 1; with --cells it is 0, so that one failed cell does not end an
+    experiment. Bad arguments are a line each on stderr, exit status 2 and no file.
     """
     chosen = from_file(MeasuredCell, cells, only, given) if cells is not None else [_cell(given)]
     rank = rank_here(chosen[0])
@@ -74,9 +74,11 @@ def run(
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats or len(chosen) > 1:
-        _run_repeats(chosen, repeats or 1, out)
+        results = _run_repeats(chosen, repeats or 1, out)
     else:
-        _run_once(chosen[0], repeat, out)
+        results = [_run_once(chosen[0], repeat, out)]
+    if cells is None and any(result.row.status != "ok" for result in results):
+        raise typer.Exit(1)
 
 
 def _cell(given: Mapping[str, Any]) -> MeasuredCell:
@@ -95,13 +97,14 @@ def _cell(given: Mapping[str, Any]) -> MeasuredCell:
     return cell if "balance" in given else cell.changed(balance=_balance(cell))
 
 
-def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> None:
+def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> RawResult:
     from gpipe_bench.bench.running.run import run_cell
 
     with progress(f"measuring {cell.variant}") as task:
         result = run_cell(cell, repeat)
         write_files({out: result.to_json()})
         _say(result, task)
+    return result
 
 
 def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: int) -> None:
@@ -116,11 +119,12 @@ def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: in
         typer.echo(_words(result))
 
 
-def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None:
+def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> list[RawResult]:
     from gpipe_bench.bench.running.repeats import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
-    steps, results = count(1), []
+    steps = count(1)
+    results: list[RawResult] = []
     with progress("measuring") as task:
 
         def report(result: RawResult) -> None:
@@ -130,10 +134,11 @@ def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None
         for cell in cells:
             results += run_repeats(cell, repeats, report)
     write_files({out: results_json(results)})
+    return results
 
 
 def _say(result: RawResult, task: Progress) -> None:
-    task.line(_words(result), err=result.row.status in ("oom", "error"))
+    task.line(_words(result), err=result.row.status != "ok")
 
 
 def _words(result: RawResult) -> str:

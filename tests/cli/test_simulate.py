@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from gpipe_bench.cli import main
+from gpipe_bench.cli.cells import row_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.hardware.profile import PROFILES
+from gpipe_bench.util.choices import BACKWARDS, FLAVOURS
 
 SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)
 PUBLISHED = ("--model-args", "depth=5;B=5;C=64", "--balance", "34-76-70-61", "--flavour", "published")
@@ -203,3 +206,9 @@ def test_bad_input_is_a_line_per_problem(call, arguments, problems):
     lines = err.splitlines()
     assert len(lines) == len(problems)
     assert all(line.startswith(f"error: {problem}") for line, problem in zip(lines, problems, strict=True))
+
+
+def test_lines_of_cells_tell_apart_who_runs_the_model():
+    row = Row(evidence="simulated", partitions=2, chunks=4, variant="dep-x-x", throughput_samples_per_s=1.0)
+    rows = [replace(row, backward=kind, flavour=flavour) for kind in BACKWARDS for flavour in FLAVOURS]
+    assert len({row_words(row) for row in rows}) == len(rows)
