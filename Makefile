@@ -21,6 +21,13 @@ PYTHON ?=
 TORCH ?=
 export PYTHON TORCH
 
+# Snakemake, too, keeps a cache in the home; where that cannot be written, it is in the checkout.
+ifndef XDG_CACHE_HOME
+ifneq ($(shell mkdir -p "$$HOME/.cache" 2> /dev/null && test -w "$$HOME/.cache" && echo writable),writable)
+export XDG_CACHE_HOME := $(CURDIR)/.cache
+endif
+endif
+
 BIN := $(CURDIR)/.venv$(if $(TORCH),-torch-$(TORCH))/bin
 # Adds to .venv what a target needs and is not there; a line of its recipe names the layer.
 SETUP := @scripts/setup.sh --quiet
