@@ -144,7 +144,7 @@ def test_commands_and_options_exist(words):
         name, *words = words
         assert name in command.commands
         command = command.commands[name]
-    options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
     own = takewhile(lambda word: word != "--", words)  # what follows belongs to the script
     assert {word for word in own if word.startswith("--")} <= options
 
