@@ -4,7 +4,7 @@
     ├── ConfigError        (ValueError)    a configuration is wrong; carries *all* problems found
     ├── ScheduleError      (ValueError)    a schedule cannot run; carries *all* problems found
     ├── BalanceError       (ValueError)    a balance does not fit the model
-    ├── DeviceCountError   (IndexError)    fewer devices than partitions
+    ├── DeviceCountError   (IndexError)    fewer devices than partitions, or more than a schedule can use
     ├── PlacementError     (TypeError)     the pipeline was asked to move as a whole
     ├── SkipLayoutError    (TypeError)     stashes and pops do not match; lists every mismatch
     ├── SkipUsageError     (RuntimeError)  a skippable layer broke its own declaration
@@ -64,7 +64,7 @@ class BalanceError(GpipeBenchError, ValueError):
 
 
 class DeviceCountError(GpipeBenchError, IndexError):
-    """Fewer devices than partitions."""
+    """Fewer devices than partitions, or more than a schedule can use."""
 
 
 class PlacementError(GpipeBenchError, TypeError):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
-from gpipe_bench.errors import ScheduleError
+from gpipe_bench.errors import DeviceCountError, ScheduleError
 from gpipe_bench.schedules.actions import Schedule
 from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
@@ -86,6 +86,23 @@ def placement(schedule: str | Schedule | None, n: int, devices: int | None = Non
     if devices is None or schedule in _LINE or (schedule in _V and n % 2 == 0):
         devices = device_count(schedule, n)
     return named_schedule(schedule, 1, n, max(devices, 1)).placement
+
+
+def check_device_count(rows: Sequence[int], devices: int) -> None:
+    """Check that a schedule with several partitions on a device leaves no device without one.
+
+    Args:
+        rows: for each partition its device of the schedule, counted from 0.
+        devices: how many there are.
+
+    Raises:
+        DeviceCountError: some would stay idle.
+    """
+    n, used = len(rows), max(rows, default=0) + 1
+    if used < min(n, devices):
+        rule = f"devices must be at most {used} for {n} partitions of a schedule that puts several on each"
+        remedy = f"pass {used}, or a balance of {-(-n // used) * devices} partitions"
+        raise DeviceCountError(f"{rule}, got {devices}, of which {devices - used} would stay idle; {remedy}")
 
 
 def shared_places(wanted: int, devices: int) -> list[int]:
