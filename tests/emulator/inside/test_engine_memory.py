@@ -177,7 +177,7 @@ def peaks_of(schedule, m, nbytes=4000):
 def test_memory_does_not_grow_with_the_number_of_microbatches(schedule):
     (some, in_flight_some), (many, in_flight_many) = peaks_of(schedule, 8), peaks_of(schedule, 16)
     assert in_flight_some == in_flight_many
-    assert many == pytest.approx(some, abs=0.1)
+    assert all(after <= before + 0.1 for after, before in zip(many, some, strict=True))
 
 
 def test_with_gpipe_it_does():
