@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 
 def text_of(error: BaseException) -> str:
-    """The class and the text of an error of whoever, also where its text is itself an error."""
+    """The class of an error and its text. The ``__str__`` of a user's class may fail: then the text says so."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as other:  # noqa: BLE001 - of a user's class

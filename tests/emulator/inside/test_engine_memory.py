@@ -175,9 +175,10 @@ def peaks_of(schedule, m, nbytes=4000):
 
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in {"gpipe", "looped_bfs"}])
 def test_memory_does_not_grow_with_the_number_of_microbatches(schedule):
-    (some, in_flight_some), (many, in_flight_many) = peaks_of(schedule, 8), peaks_of(schedule, 16)
+    # Multiples of the number of devices, which interleaved schedules ask for.
+    (some, in_flight_some), (many, in_flight_many) = peaks_of(schedule, 9), peaks_of(schedule, 18)
     assert in_flight_some == in_flight_many
-    assert all(after <= before + 0.1 for after, before in zip(many, some, strict=True))
+    assert many == pytest.approx(some, abs=0.1)
 
 
 def test_with_gpipe_it_does():
