@@ -1,13 +1,13 @@
 """A trace as a file that a person can open: JSON Lines, a row of the trace on each line, plain or as ``.gz``.
 
     {"format": "gpipe_bench trace", "version": 1}
-    {"row": 0, "kind": "kernel", "name": "mm", "device": 0, "stream": 2, "thread": 1, "duration_ns": 81200, "launches": 1,
-     "reads": [[4, 0, 4096]], "writes": [[7, 0, 1024]], "begin_ns": 12000, "end_ns": 93200, "host_ns": 9000}
+    {"row": 0, "kind": "kernel", "name": "mm", "duration_ns": 81200, "device": 0, "stream": 2, "thread": 1,
+     "launches": 1, "reads": [[4, 0, 4096]], "writes": [[7, 0, 1024]], "begin_ns": 12000, "end_ns": 93200}
 
-``kind`` and the fields after it are those of :class:`~gpipe_bench.emulator.trace.Record`; what a row leaves out has the
-default there. Times and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first byte and
-the one after the last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread came to it, on
-the machine of a replay; a reader does not need them.
+``kind`` and the fields after it are those of :class:`~gpipe_bench.emulator.trace.Record`; what a row leaves out has
+the default there. Times and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first
+byte and the one after the last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread
+came to it, on the machine of a replay; a reader does not need them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ _HEAD: Final = {"format": "gpipe_bench trace", "version": 1}
 _TIMES: Final = ("begin_ns", "end_ns", "host_ns")
 _PLACES: Final = ("first_read", "first_write", "end_write")
 _DEFAULTS: Final[dict[str, Any]] = {
-    **{name: 0 for name, *_ in Row._fields_ if name not in _PLACES},
-    **{"name": "", "device": -1, "peer": -1, "duration_ns": -1, "reads": [], "writes": []},
+    **dict.fromkeys((name for name, *_ in Row._fields_ if name not in _PLACES), 0),
+    **dict.fromkeys(("device", "peer", "duration_ns"), -1),
+    "name": "",
+    "reads": [],
+    "writes": [],
 }
 """Of the fields of a line, but ``row``, ``kind`` and times."""
 
@@ -147,8 +150,10 @@ def difference(first: Trace, second: Trace) -> Difference:
     longer = next(iter([*_lines(first)][len(second.rows) :] + [*_lines(second)][len(first.rows) :]), None)
     if longer is None:
         return Difference(None, None, None, (), durations)
-    lines = (longer, None) if len(first.rows) > len(second.rows) else (None, longer)
-    return Difference(longer["row"], *lines, ("row",), durations)
+    ends_first = len(first.rows) < len(second.rows)
+    return Difference(
+        longer["row"], None if ends_first else longer, longer if ends_first else None, ("row",), durations
+    )
 
 
 def _alike(trace: Trace) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
