@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpipe_bench.bench.evaluation.compare import compare_rows
 from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules.table import SCHEDULES, partition_count
 from gpipe_bench.simulator import Model, simulate
 
@@ -57,3 +59,12 @@ def test_cells_keep_their_keys_and_those_whose_steps_do_not_overlap_have_their_o
     assert usual.id != apart.id
     rows = [result.row for result in simulate_cells([usual, apart], timelines=())]
     assert [row.steps_overlap for row in rows] == [True, False]
+
+
+def test_steps_that_overlap_are_compared_with_their_like_and_with_older_rows():
+    def row(throughput, overlap):
+        return Row(evidence="simulated", model="vit", throughput_samples_per_s=throughput, steps_overlap=overlap)
+
+    new = [row(3.0, True), row(2.0, False)]
+    older = compare_rows(new, [row(3.0, None)])
+    assert [(cell.values, cell.reference_values) for cell in older] == [((3.0,), (3.0,)), ((2.0,), ())]
