@@ -61,13 +61,14 @@ def run(
     itself, on one host or several, it measures with the others, and rank 0 writes the result.
 
     Out of memory, a switch that the device does not support and any other failure of the run are results: a row with a
-    status and a reason, and exit status 0, so that one failed cell does not end an experiment. Bad arguments are a
-    line each on stderr, exit status 2 and no file.
+    status and a reason. The exit status is then 1; with --cells it is 0, so that one failed cell does not end an
+    experiment. Bad arguments are a line each on stderr, exit status 2 and no file.
     """
     chosen = from_file(MeasuredCell, cells, only, given) if cells is not None else [_cell(given)]
     rank = rank_here(chosen[0])
     if rank is not None:
-        _write_trace(trace, _run_rank(chosen[0], repeat, repeats, out, rank))
+        if result := _run_rank(chosen[0], repeat, repeats, out, rank):
+            _write_trace(trace, result)
         return
     for path in filter(None, (out, trace)):
         check_writable(path)
@@ -78,9 +79,12 @@ def run(
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats or len(chosen) > 1:
-        _write_trace(trace, _run_repeats(chosen, repeats or 1, out))
+        results = _run_repeats(chosen, repeats or 1, out)
     else:
-        _write_trace(trace, _run_once(chosen[0], repeat, out))
+        results = [_run_once(chosen[0], repeat, out)]
+    _write_trace(trace, results[-1])
+    if cells is None and any(result.row.status != "ok" for result in results):
+        raise typer.Exit(1)
 
 
 def _cell(given: Mapping[str, Any]) -> MeasuredCell:
@@ -123,11 +127,12 @@ def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: in
     return result
 
 
-def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> RawResult:
+def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> list[RawResult]:
     from gpipe_bench.bench.running.repeats import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
-    steps, results = count(1), []
+    steps = count(1)
+    results: list[RawResult] = []
     with progress("measuring") as task:
 
         def report(result: RawResult) -> None:
@@ -137,11 +142,11 @@ def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> RawR
         for cell in cells:
             results += run_repeats(cell, repeats, report)
     write_files({out: results_json(results)})
-    return results[-1]
+    return results
 
 
-def _write_trace(trace: Path | None, result: RawResult | None) -> None:
-    if trace is not None and result is not None:
+def _write_trace(trace: Path | None, result: RawResult) -> None:
+    if trace is not None:
         from gpipe_bench.results.timeline import TimelineEvent, write_trace
 
         events = [TimelineEvent(**event) for event in result.events]
@@ -149,7 +154,7 @@ def _write_trace(trace: Path | None, result: RawResult | None) -> None:
 
 
 def _say(result: RawResult, task: Progress) -> None:
-    task.line(_words(result), err=result.row.status in ("oom", "error"))
+    task.line(_words(result), err=result.row.status != "ok")
 
 
 def _words(result: RawResult) -> str:

@@ -6,8 +6,8 @@ one stage; there is a file for each rank. A range of the host also holds the tim
     rank 0   |------ F(0,0) ------|------ F(1,0) ------|
     rank 1   |-- waits ----------------- F(0,1) ------|
 
-The end of a range is the end of its action. The action starts at the start of its range, at the end of what it needs,
-or at the end of the action before it, whichever is last.
+An action ends with its range. It starts when three things have happened: its range has begun, what it needs has come,
+and the action before it on its device has ended.
 """
 
 from __future__ import annotations
