@@ -62,7 +62,7 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
     "convolution_no_tf32": Fact("share", "of the peak of the ordinary units", "both sizes in float32 without TF32"),
     "transposes": Fact("G/s", "elements: channels that are not last", "all of these convolutions together"),
     "depthwise": Fact("share", "of the peak of the ordinary units", "7x7 depthwise convolution"),
-    "depthwise_backward": Fact("share", "likewise", "the same, backward"),
+    "depthwise_backward": Fact("share", "likewise, of both gradients", "the same, backward"),
 }
 """The constants, by name."""
 
