@@ -156,8 +156,9 @@ def test_each_pass_of_a_convolution_has_the_rate_of_its_kind(dimensions, groups,
 
 
 def test_channels_of_a_convolution_fill_whole_tiles():
-    (part,) = parts(nn.Conv2d(3, 5, 1, bias=False), N, 3, 8, 8)
-    assert part.units == 2 * N * 64 * 16 * 64
+    convolution = nn.Conv2d(3, 70, 1, bias=False)
+    forward, data = (parts(convolution, N, 3, 8, 8, direction=way)[0] for way in ("forward", "backward"))
+    assert (forward.units, data.units) == (2 * N * 64 * 16 * 128, 2 * N * 64 * 80 * 64)
 
 
 def test_rows_of_a_product_that_no_fast_kernel_reads():

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.steps import Part
+from gpipe_bench.simulator.tracing.steps import FOREACH, Part
 
 Pass = Literal["forward", "data", "weight"]
 """A convolution, or its gradient of the data or of the weight."""
@@ -133,7 +133,7 @@ def convolution_parts(
         forward = direction == ("data" if transposed else "forward")
         return (Part("depthwise" if forward else "depthwise_backward", moved, flop),)
     kind = "weight_gradient" if direction == "weight" else "convolution"
-    incoming, outgoing = (max(1, plane.shape[1] // groups) for plane in planes)
+    incoming, outgoing = (max(1, plane.shape[1] // groups) for plane in (x, y))
     padded = flop // (incoming * outgoing) * _up(incoming, _ALIGNMENT) * _up(outgoing, _TILE)
     pixels = prod(x.shape[2:])
     point = set(weight.shape[2:]) == set(strides) == {1}
@@ -226,7 +226,7 @@ def _together(call: _Call) -> list[Part]:
 
 def _pointwise(call: _Call) -> list[Part]:
     """An elementwise operation by how it goes through its tensors; all others by their bytes."""
-    if not call.results:
+    if not call.results or call.name.startswith(FOREACH):
         return [Part("stream", call.moved)]
     shape = call.results[0].shape
     tensors = [call.results[0], *(tensor for tensor in call.operands if tensor.numel() > 1)]
