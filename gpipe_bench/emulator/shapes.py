@@ -13,7 +13,7 @@ and numbers. Random numbers are not drawn. Two things need values:
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -78,16 +78,11 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves t
 def _asked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     result = evaluate(func, args, kwargs)
     profile = _profiles[0]
-    for kernel in kernels_of(func, args, kwargs, _written(args) if result is None else result):
+    for kernel in kernels_of(func, args, kwargs, result):
         backend().vd_say_kernel(
             kernel.op.encode(), duration_ns(kernel, profile), scratch_bytes(kernel, profile), kernel.launches
         )
     return result
-
-
-def _written(args: Sequence[Any]) -> Any:
-    """The tensor that an operator without results writes to: its first argument."""
-    return args[0] if args else None
 
 
 def _reason(func: Any, error: Exception) -> str:

@@ -131,7 +131,7 @@ def _answer(request: SimulationRequest) -> Simulation:
         model, balance=balance, batch_size=request.batch_size, chunks=request.chunks, sample=request.sample,
         loss=request.loss, target=request.target, optimizer=request.optimizer, masters=request.masters,
         precision=request.precision, profile=hardware, cache=Path(request.cache) if request.cache else None,
-        leaves=schedule is None, split=split,
+        scheduled=schedule is not None, split=split, published=request.flavour == "published",
     )  # fmt: skip
     steps = request.steps or enough_steps(settings, workload.m * workload.n)
     facts = _model_facts(model) | pipeline_facts(
@@ -234,6 +234,7 @@ def _kernel_ns(workload: Workload, settings: Settings) -> int:
 
 def _sums(workload: Workload, settings: Settings, what: str) -> tuple[Counter[int], int]:
     """``launches`` or ``duration_ns`` of the partitions of each device, and those of the loss and of the update."""
+    adding = {"launches": "adding_launches", "duration_ns": "adding_ns"}[what]
     recomputed = checkpoint_stop(settings.checkpoint, workload.m)
     found: Counter[int] = Counter()
     for j, device in zip(range(workload.n), settings.devices or range(workload.n), strict=True):
@@ -241,7 +242,12 @@ def _sums(workload: Workload, settings: Settings, what: str) -> tuple[Counter[in
         kernels = [each for work in works for each in (work.forward, work.backward)]
         kernels += [work.recompute for work in works[:recomputed] if work.learns]
         found[device] += sum(getattr(each, what) for each in kernels)
-    return found, sum(getattr(each, what) for each in (workload.loss, *workload.optimizer))
+        if settings.flavour != "published":
+            # The first gradients of a step are not added to any.
+            found[device] -= getattr(works[0].backward, adding)
+    # With a schedule, each micro-batch has a loss of its own, which takes its share of the time.
+    losses = workload.m if what == "launches" and settings.schedule is not None else 1
+    return found, losses * getattr(workload.loss, what) + sum(getattr(each, what) for each in workload.optimizer)
 
 
 def _out_of_memory(

@@ -225,6 +225,7 @@ struct Clock {
     Inbox *inboxes;
     uint32_t collecting; /* the task that the calling thread waits for, or NONE */
     int64_t step;
+    bool *has_gradients; /* of each partition, whether the step has given its parameters some */
     VECTOR(Record) records;
     VECTOR(int64_t) step_records; /* the first record of each step */
 };

@@ -2,7 +2,7 @@
 
 #include "clock.h"
 
-/* The numbers of task (i, j): durations and launches of each kind of computation, then the columns called WORK. */
+/* The numbers of task (i, j), the columns called WORK. */
 const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     return input->works + (input->class_of[i] * input->partitions + j) * WORK_columns;
@@ -99,9 +99,17 @@ void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, b
 
 static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     const Node *task = &clock->graph.nodes.items[node];
-    const int64_t *work = host_work(clock, task->i, task->j) + 2 * kind;
+    const int64_t *work = host_work(clock, task->i, task->j) + WORK_each * kind;
     uint32_t stream = clock->computing[task->j], record = new_record(clock, node, kind);
-    Order order = {work[0], host_takes(clock, work[1]), (uint32_t)work[1], {0}, 1};
+    Time duration = work[WORK_ns];
+    int64_t launches = work[WORK_launches];
+    if (work[WORK_adding_launches] && !clock->has_gradients[task->j]) {
+        /* Gradients that were given up are not there to be added to. */
+        clock->has_gradients[task->j] = true;
+        duration -= work[WORK_adding_ns];
+        launches -= work[WORK_adding_launches];
+    }
+    Order order = {duration, host_takes(clock, launches), (uint32_t)launches, {0}, 1};
     order.engines[0] = (uint32_t)clock->input->device_of[task->j];
     host_mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
     return host_spends(clock, thread, stream, order.host_ns);
@@ -218,8 +226,8 @@ bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     if (clock->memory && host_requested(clock, request_pass(clock, task, kind)))
         return true;
     /* Of a backward pass in two parts, one may have nothing to compute. */
-    const int64_t *work = host_work(clock, task->i, task->j) + 2 * kind;
-    if ((kind == KIND_backward_inputs || kind == KIND_backward_weights) && !work[0] && !work[1])
+    const int64_t *work = host_work(clock, task->i, task->j) + WORK_each * kind;
+    if ((kind == KIND_backward_inputs || kind == KIND_backward_weights) && !work[WORK_ns] && !work[WORK_launches])
         return false;
     return issue(clock, thread, node, kind, (uint32_t)clock->input->device_of[task->j]);
 }

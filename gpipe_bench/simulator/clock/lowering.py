@@ -161,11 +161,10 @@ def _flat(name: str, lists: Sequence[Sequence[int]]) -> _Columns:
 
 
 def _work_row(work: TaskWork) -> Iterator[int]:
-    """Durations and launches of each kind of computation, then output bytes, nodes, and whether it learns."""
+    """The numbers of each kind of computation, then output bytes, nodes, and whether it learns."""
     split = work.split or SplitWork(NOTHING, NOTHING)
     for kernels in (work.forward, work.recompute, work.backward, split.inputs, split.weights):
-        yield kernels.duration_ns
-        yield kernels.launches
+        yield from (kernels.duration_ns, kernels.launches, kernels.adding_ns, kernels.adding_launches)
     yield sum(work.output_bytes)
     yield work.nodes
     yield work.learns

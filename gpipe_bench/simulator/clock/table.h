@@ -66,7 +66,8 @@ COLUMN(int64_t, update_launches)
 COLUMN(int32_t, class_of)
 COLUMN(int64_t, microbatch_loss_ns)
 
-/* Tasks by class and partition: durations and launches of each kind, bytes of outputs, nodes, and whether it learns. */
+/* Tasks by class and partition: for each kind its duration and launches, and of these what adds gradients to those of
+   earlier micro-batches; bytes of outputs, nodes, and whether it learns. */
 COLUMN(int64_t, works)
 
 /* Skips. */

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 from gpipe_bench.simulator.tracing.attention import seen_pairs
 from gpipe_bench.simulator.tracing.parts import Pass, bias_parts, convolution_parts, dense_copies, occupied, parts_of
 from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
-from gpipe_bench.simulator.tracing.steps import Kernel, Part
+from gpipe_bench.simulator.tracing.steps import FOREACH, Kernel, Part
 
 _aten: Final = torch.ops.aten
 
@@ -61,7 +61,8 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     recurrence = recurrent_kernel(func, args, result)
     if recurrence is not None:
         return [recurrence]
-    results = tensors_of(result)
+    # An operation in place on many tensors gives nothing.
+    results = tensors_of(args[0] if result is None and args else result)
     flop = 0
     kernel_class, arithmetic = "memory_bound", "elementwise"
     if func.overloadpacket in flop_registry:
@@ -71,7 +72,7 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         if "attention" in name:
             flop = _unmasked(flop, func, args, kwargs)
         kernel_class, arithmetic = "other_conv_matmul", "matmul"
-    operands = _used(name, [*tensors_of(args), *tensors_of(list(kwargs.values()))])
+    operands = _used(name, args, kwargs)
     read = _bytes_read(name, operands, results)
     written = sum(occupied(tensor) for tensor in results)
     if not read and not written:
@@ -101,10 +102,9 @@ def _unmasked(flop: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
     return flop * seen_pairs(queries, keys) // (queries * keys)
 
 
-def _used(name: str, operands: list[Tensor]) -> list[Tensor]:
+def _used(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The operands that are read, each once: x * x reads x once."""
-    if name in _WRITE_ONLY:
-        operands = operands[1:]
+    operands = tensors_of([*args[name.removeprefix(FOREACH) in _WRITE_ONLY :], *kwargs.values()])
     if name in _SHAPE_ONLY:
         operands = operands[:1] + operands[2:]
     return list({id(tensor): tensor for tensor in operands}.values())

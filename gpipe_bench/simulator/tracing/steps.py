@@ -15,8 +15,8 @@ NO_BLOCK: Final = -1
 ACCUMULATE: Final = "accumulate"
 """Kind of the addition to the gradient of a parameter: the first gradient of a step is not added to anything."""
 
-FOREACH: Final = "foreach"
-"""Kind of the update of a parameter: one kernel updates many of them."""
+FOREACH: Final = "_foreach_"
+"""How the names of operations begin that work on many tensors at once: one launch for all parameters of a type."""
 
 
 class Part(NamedTuple):
@@ -72,6 +72,11 @@ class Kernel(NamedTuple):
     def of_kind(self, kind: str) -> Kernel:
         """The same with all of its parts of one kind."""
         return self._replace(parts=tuple(part._replace(kind=kind) for part in self.parts or ()))
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds to the gradient of a parameter."""
+        return any(part.kind == ACCUMULATE for part in self.parts or ())
 
 
 @dataclass(frozen=True, slots=True)

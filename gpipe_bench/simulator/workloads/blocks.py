@@ -72,15 +72,10 @@ class Blocks:
 
 
 class Costs:
-    """Durations of layers on one device; layers of one kind share theirs.
+    """Durations of layers on one device, by its profile; layers of one kind share theirs."""
 
-    Args:
-        profile: the device.
-        alone: whether a step has one micro-batch; see :func:`.cost.duration_ns`.
-    """
-
-    def __init__(self, profile: Profile, *, alone: bool = False) -> None:
-        self.profile, self._alone = profile, alone
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
         # The layers are kept: an id may only be used again when its object is gone.
         self._known: dict[tuple[int, str], tuple[Kernels, LayerTrace | SplitTrace]] = {}
         # Kernels with scratch memory, numbered.
@@ -100,12 +95,11 @@ class Costs:
         """One pass of a layer: ``forward``, ``plain`` or ``backward``; of a split one ``inputs`` or ``weights``."""
         key = id(layer), direction
         if key not in self._known:
-            self._known[key] = total(layer.kernels(direction), self.profile, alone=self._alone), layer
+            self._known[key] = total(layer.kernels(direction), self.profile), layer
         return self._known[key][0]
 
     def total_of(
         self, layers: Sequence[LayerTrace] | Sequence[SplitTrace], direction: str, more: Kernels = NOTHING
     ) -> Kernels:
         """One pass of layers, and ``more``."""
-        works = [*(self.of(layer, direction) for layer in layers), more]
-        return Kernels(sum(work.duration_ns for work in works), sum(work.launches for work in works))
+        return sum((self.of(layer, direction) for layer in layers), more)

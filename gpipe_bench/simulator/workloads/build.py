@@ -16,7 +16,12 @@ from gpipe_bench.simulator.workloads.blocks import Costs
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
-from gpipe_bench.simulator.workloads.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer
+from gpipe_bench.simulator.workloads.optimizers import (
+    OptimizerTrace,
+    optimizer_kernels,
+    sizes_by_type,
+    trace_optimizer,
+)
 from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite, module_source
 from gpipe_bench.simulator.workloads.workload import (
     Kernels,
@@ -86,7 +91,8 @@ def workload_of(
     masters: bool = True,
     cache: Path | None = None,
     split: bool = False,
-    leaves: bool = True,
+    scheduled: bool = False,
+    published: bool = False,
 ) -> Workload:
     """The work of one training step of a model whose traces are at hand.
 
@@ -100,7 +106,9 @@ def workload_of(
         masters: whether it updates copies in float32 of weights in a half.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.
-        leaves: whether the inputs of a checkpoint become leaves of autograd; with a schedule they do not.
+        scheduled: whether a schedule runs it: then inputs of a checkpoint are no leaves of autograd, and each
+            micro-batch has a loss.
+        published: whether the optimizer is that of the published runs.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
@@ -110,12 +118,14 @@ def workload_of(
     _check_balance(balance, len(facts))
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
     routes = _routes(facts, spans)
-    costs = Costs(profile, alone=len(sizes) == 1)
-    works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=leaves)
+    costs = Costs(profile)
+    works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=not scheduled)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
     masters = masters and source.precision in HALVES
-    update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
+    update = (
+        None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters, published=published)
+    )
     updates = () if update is None else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans)
     static = tuple(_static_of(facts[span], update) for span in spans)
     loss, last = source.loss(batch_size), source.layers(sizes[0])[-1]
@@ -123,7 +133,7 @@ def workload_of(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
         microbatch_sizes=sizes,
         skips=_skips(routes, per_size, per_size[sizes[0]]),
-        loss=_loss_kernels(loss, last, batch_size, sizes[0], profile),
+        loss=_loss_kernels(loss, last, batch_size, batch_size if scheduled else sizes[0], profile),
         optimizer=updates,
         static_bytes=tuple(part.total for part in static),
         static=static,
@@ -207,7 +217,7 @@ def _partitions(
 
 
 def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: int, profile: Profile) -> Kernels:
-    """The loss on the whole mini-batch, after the outputs of the micro-batches were put together."""
+    """The loss on the whole mini-batch, after outputs of ``size`` samples were put together."""
     moved = sum(port.bytes for port in last.outputs) // size * batch
     gather = Kernel.copy("cat", moved)
     steps = () if loss is None else (*loss.kernels("forward"), *loss.kernels("backward"))
@@ -250,5 +260,5 @@ def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMem
         tuple(resident),
         gradients,
         tuple(item.elements * size for item in parameters for size in traces[item.dtype].state_per_element),
-        max((item.elements * traces[item.dtype].temporary_per_element for item in parameters), default=0),
+        max((traces[dtype].temporary(sizes) for dtype, sizes in sizes_by_type(facts).items()), default=0),
     )

@@ -6,7 +6,7 @@ Order comes from the forward program and the autograd model, the time of copies 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, Literal, NamedTuple, Protocol
 
 HOST: Final = -1
@@ -20,10 +20,18 @@ class Kernels:
     Attributes:
         duration_ns: total device time when the kernels run back to back.
         launches: number of kernels; each costs the host :attr:`Machine.launch_ns`.
+        adding_ns: of that time, what adds gradients of parameters to earlier ones. The first backward pass of a step
+            has nothing to add to, unless gradients are set to zero instead of given up.
+        adding_launches: launches of these.
     """
 
     duration_ns: int
     launches: int = 1
+    adding_ns: int = 0
+    adding_launches: int = 0
+
+    def __add__(self, other: Kernels) -> Kernels:
+        return Kernels(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Kernels)))
 
 
 NOTHING: Final = Kernels(0, 0)
