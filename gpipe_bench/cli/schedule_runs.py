@@ -116,6 +116,8 @@ def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float
     typer.echo(f"{run.evidence}{use}: {run.length_ms:.2f} ms; predicted {words}: {expected:.2f} ms")
     if run.bound_by_host:
         typer.echo(HOST_BOUND)
+    for caveat in run.caveats:
+        typer.echo(caveat)
     latest = max(rows, key=lambda row: row.late_ms)
     typer.echo(
         f"latest action: {latest.action} on device {latest.device}, {latest.late_ms:.2f} ms after its prediction"

@@ -45,6 +45,8 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
         console.print(Text(_totals(row)))
         if result.bound_by_host:
             console.print(Text(HOST_BOUND))
+        for caveat in result.caveats:
+            console.print(Text(caveat))
     else:
         console.print(Text(f"{row.status}: {row.reason}", style="bold red"))
     if published:
@@ -80,7 +82,8 @@ def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:
 def _totals(row: Row) -> str:
     memory = f"{_number(row.peak_allocated_gib)} GiB allocated, {_number(row.peak_reserved_gib)} GiB reserved"
     throughput, step = row.throughput_samples_per_s or 0.0, row.step_time_ms or 0.0
-    return f"{throughput:.2f} samples/s {row.evidence}, {step:.2f} ms per step; {memory} over all devices"
+    devices = f"{row.device_count} device{'s' * (row.device_count != 1)}"
+    return f"{throughput:.2f} samples/s {row.evidence} on {devices}, {step:.2f} ms per step; {memory} over all"
 
 
 def _comparison(row: Row, published: Sequence[Row]) -> Grid:

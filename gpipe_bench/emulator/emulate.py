@@ -139,7 +139,9 @@ def _emulated(request: EmulationRequest) -> Emulation:
     work = work_of(request)
     trace, spans = _trained(work, request, places)
     m = len(microbatch_sizes(request.batch_size, request.chunks))
-    base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, request, hardware, places))
+    facts = _facts(work, request, hardware, places)
+    guess = request.guessed_launch_us
+    base = Emulation(status="ok", microbatches=m, events=[], settings=facts, guessed_launch_us=guess)
     machine = HardwareMachine(hardware)
     replayed = replay(trace, machine, host_time=request.host_time)
     if replayed.shortage:

@@ -149,7 +149,21 @@ def _answer(request: SimulationRequest) -> Simulation:
     facts["hosts"] = request.hosts
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
-    return _simulated(workload, machine, replace(settings, steps=steps), facts)
+    found = _simulated(workload, machine, replace(settings, steps=steps), facts)
+    later = None
+    if request.steps is None and request.memory and found.status == "ok" and not settings.races:
+        later = _later_gib(workload, machine, replace(settings, steps=2 * steps), found.peak_reserved_gib or 0)
+    return replace(found, guessed_launch_us=request.guessed_launch_us, later_reserved_gib=later)
+
+
+@no_collection()
+def _later_gib(workload: Workload, machine: HardwareMachine, settings: Settings, before: float) -> float | None:
+    """The peak of reserved memory after more steps, if it is larger than ``before``."""
+    try:
+        after = summed_gib(run(workload, machine, settings).peak_reserved_bytes) or 0
+    except OutOfMemory as error:
+        after = max(before, (error.reserved + error.needed) / GIB)
+    return after if after > before else None
 
 
 def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tuple[Settings, bool]:

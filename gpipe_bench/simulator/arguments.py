@@ -70,6 +70,12 @@ class TrainingRequest:
         known = self.profile if isinstance(self.profile, Profile) else load_profile(self.profile)
         return known.adapted(self.tf32, self.launch_us)
 
+    @property
+    def guessed_launch_us(self) -> float | None:
+        """Host time of a launch in microseconds where nobody measured that of this host; else None."""
+        known = self.hardware
+        return None if self.launch_us is not None or known.has_own_host else known.host_us
+
     def problems(self, *, most_devices: int = 2**16, per_partition: bool = True) -> Iterator[str]:
         """What is wrong about all of these but the schedule.
 

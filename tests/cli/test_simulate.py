@@ -44,7 +44,7 @@ def test_a_table_of_devices_and_totals(call):
         ["cuda:1", "10"],
         ["cuda:2", "9"],
     ]
-    assert "samples/s simulated" in out
+    assert "samples/s simulated on 3 devices," in out
     assert "published" not in out
 
 

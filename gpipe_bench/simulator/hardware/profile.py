@@ -196,6 +196,12 @@ class Profile(_Section):
         return self.constants.get("launch_us", self.launch_us)
 
     @property
+    def has_own_host(self) -> bool:
+        """Whether the host time of a launch was measured, and not on the host of a profile of this package."""
+        own = (self.kernels or {}).get("launch_us")
+        return own is not None and own.origin == "measured" and self.name not in profile_names()
+
+    @property
     def capacity_bytes(self) -> int:
         """Memory for tensors, bytes."""
         return int((self.memory_gib - self.context_gib) * _GIB)
