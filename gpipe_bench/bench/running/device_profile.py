@@ -40,6 +40,7 @@ _SAME_MEMORY: Final = 0.05
 # What a constant is taken for until it is measured, or where no case tells it.
 _ASSUMED: Final = "h100"
 _AMPERE: Final = (8, 0)  # the first compute capability with TF32 and with bfloat16 that is fast
+_HOPPER: Final = (9, 0)  # from here on PyTorch gives cuBLAS a larger workspace
 _STREAMS: Final = [case.name for case in CASES if "memory" in case.constants]
 _SPEEDS: Final = ("peak_tflops", "matrix_tflops", "bandwidth_gb_per_s")
 
@@ -183,6 +184,7 @@ def _hardware(bench: Bench, programs: Sequence[TimedProgram], name: str, failure
             "name": name,
             "device": model,
             "winograd": False,
+            "cublas_workspace_mib": _workspace_mib(device),
             "queue_depth": 1024,
             "links": links,
             "topology": {
@@ -271,6 +273,13 @@ def _multiprocessors(device: torch.device) -> int | None:
         return None
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
+
+
+def _workspace_mib(device: torch.device) -> float:
+    """PyTorch's default."""
+    if device.type == "cpu":
+        return 0
+    return 32 if torch.cuda.get_device_capability(device) >= _HOPPER else 8.125
 
 
 def _memory(device: torch.device) -> dict[str, float]:

@@ -122,6 +122,9 @@ class Profile(_Section):
     kernels: dict[str, Constant] | None = Field(
         default=None, description="constants of kinds of kernels; None: efficiency and kernel_floor_us say all"
     )
+    cublas_workspace_mib: float = Field(
+        default=0, ge=0, description="what PyTorch allocates for each cuBLAS handle and stream, MiB"
+    )
     queue_depth: int = Field(gt=0, description="launches that a device holds before the host waits")
     links: dict[str, Link]
     topology: Topology

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.simulator.hardware.profile import Profile
@@ -37,6 +37,9 @@ from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+_HANDLES: Final = 2
+"""Of cuBLAS, on each device."""
 
 _Update = Mapping[str, OptimizerTrace]
 """Type of parameters -> the optimizer's step for one of them."""
@@ -127,8 +130,11 @@ def workload_of(
         None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters, published=published)
     )
     updates = () if update is None else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans)
-    static = tuple(_static_of(facts[span], update) for span in spans)
-    loss, last = source.loss(batch_size), source.layers(sizes[0])[-1]
+    layers = source.layers(sizes[0])
+    static = tuple(
+        replace(_static_of(facts[span], update), workspaces=_workspaces(layers[span], profile)) for span in spans
+    )
+    loss, last = source.loss(batch_size), layers[-1]
     return Workload(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
         microbatch_sizes=sizes,
@@ -241,6 +247,14 @@ def _loss_memory(loss: LayerTrace | None, last: LayerTrace) -> tuple[MemoryOp, .
             ops.append(MemoryOp("free", names.get(step.block, step.block)))
     ops += [MemoryOp("free", names.get(block, block)) for block in sorted(held - {loss.input_gradients[0]})]
     return tuple(ops)
+
+
+def _workspaces(layers: Sequence[LayerTrace], profile: Profile) -> tuple[int, ...]:
+    """Those of cuBLAS: each thread has a handle, one thread runs forward passes, and autograd's backward passes."""
+    passes = (layer.kernels(direction) for layer in layers for direction in ("forward", "backward"))
+    multiplies = any(kernel.arithmetic == "matmul" for kernels in passes for kernel in kernels)
+    nbytes = round(profile.cublas_workspace_mib * 2**20)
+    return (nbytes,) * _HANDLES if multiplies and nbytes else ()
 
 
 def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:

@@ -159,16 +159,18 @@ class StaticMemory:
         gradients: of all trained parameters together; they come with a step's first backward pass.
         state: each tensor of the optimizer's state; they come with the first update.
         temporary: what an update holds while it lasts.
+        workspaces: of cuBLAS; partitions of one device share them.
     """
 
     resident: tuple[int, ...] = ()
     gradients: int = 0
     state: tuple[int, ...] = ()
     temporary: int = 0
+    workspaces: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
-        """All that stays."""
+        """All that stays, without workspaces."""
         return sum(self.resident) + self.gradients + sum(self.state)
 
 
