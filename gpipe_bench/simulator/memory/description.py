@@ -136,9 +136,10 @@ def _partition(workload: Workload, places: Places, j: int, *, riding: bool) -> l
     through = [number for number, skip in crossing.items() if riding and skip.source < j < skip.target]
     departing = [number for number, skip in crossing.items() if skip.source == j]
     return record(
-        (places.devices[j], places.computing[j], static.gradients, static.temporary, len(ending)),
+        (places.devices[j], places.computing[j], static.gradients, len(ending)),
         ending + through,
         departing,
         static.resident + (() if shared else static.workspaces),
         static.state,
+        static.temporary,
     )

@@ -274,5 +274,5 @@ def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMem
         tuple(resident),
         gradients,
         tuple(item.elements * size for item in parameters for size in traces[item.dtype].state_per_element),
-        max((traces[dtype].temporary(sizes) for dtype, sizes in sizes_by_type(facts).items()), default=0),
+        max((traces[dtype].temporary(sizes) for dtype, sizes in sizes_by_type(facts).items()), key=sum, default=()),
     )

@@ -49,9 +49,10 @@ class OptimizerTrace:
                 parts = tuple(part._replace(bytes=elements * part.bytes // PROBE) for part in kernel.parts or ())
                 yield kernel._replace(bytes_read=read, bytes_written=written, parts=parts)
 
-    def temporary(self, sizes: Sequence[int]) -> int:
-        """Bytes that a step of such parameters holds while it lasts."""
-        return self.temporary_per_element * (sum if self.together else max)(sizes)
+    def temporary(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Bytes of each tensor that a step of such parameters holds while it lasts."""
+        held = sizes if self.together else (max(sizes),)
+        return tuple(elements * self.temporary_per_element for elements in held if self.temporary_per_element)
 
 
 def trace_optimizer(

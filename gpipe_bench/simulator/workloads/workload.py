@@ -158,14 +158,14 @@ class StaticMemory:
         resident: each parameter and buffer; they are there before the first step.
         gradients: of all trained parameters together; they come with a step's first backward pass.
         state: each tensor of the optimizer's state; they come with the first update.
-        temporary: what an update holds while it lasts.
+        temporary: each tensor that an update holds while it lasts.
         workspaces: of cuBLAS; partitions of one device share them.
     """
 
     resident: tuple[int, ...] = ()
     gradients: int = 0
     state: tuple[int, ...] = ()
-    temporary: int = 0
+    temporary: tuple[int, ...] = ()
     workspaces: tuple[int, ...] = ()
 
     @property
