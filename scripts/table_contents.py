@@ -28,6 +28,7 @@ _GPU: Final = "measured/1x-nvidia-h100-80gb-hbm3/ablation"
 _RESERVED: Final = "peak_reserved_gib"
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
+    "throughput_samples_per_s_per_device": "samples/s per device",
     "peak_reserved_gib": "memory GiB",
     "utilization_fraction": "busy",
     "model_memory_gib": "model GiB",
