@@ -125,6 +125,7 @@ class Simulation:
             likewise. Where the host launches for longer than that, the step is bound by the host.
         guessed_launch_us: host time of a launch, where nobody measured that of this host; else None.
         later_reserved_gib: ``peak_reserved_gib`` after twice as many steps, where it is larger then; else None.
+        assumptions: what stands for values that measured layers do not have, a sentence each.
     """
 
     evidence: ClassVar[str] = "simulated"
@@ -144,11 +145,12 @@ class Simulation:
     kernel_fraction: float | None = None
     guessed_launch_us: float | None = None
     later_reserved_gib: float | None = None
+    assumptions: tuple[str, ...] = ()
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """What makes the numbers less certain than others, a sentence each."""
-        found = []
+        found = [*self.assumptions]
         if self.bound_by_host and self.guessed_launch_us is not None:
             found.append(guess_words(self.guessed_launch_us))
         if self.later_reserved_gib is not None and self.peak_reserved_gib is not None:

@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Union
 
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers, is_layers_file, read_layers
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.simulator.workloads.blocks import Costs
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
+from gpipe_bench.simulator.workloads.measured import MeasuredSource
 from gpipe_bench.simulator.workloads.optimizers import (
     OptimizerTrace,
     optimizer_kernels,
@@ -50,7 +52,7 @@ class Model:
     """A model by name, which is traced once and kept on disk.
 
     Attributes:
-        name: in the table of models, or ``file.py:function``.
+        name: in the table of models, ``file.py:function``, or a file of measured layers, ``times.csv``.
         arguments: missing ones take their defaults.
     """
 
@@ -58,8 +60,45 @@ class Model:
     arguments: Mapping[str, Any]
 
 
+AnyModel = Union["nn.Sequential", Model, Sequence[MeasuredLayer]]
+"""What can be simulated."""
+
+
+def layers_of(model: AnyModel) -> tuple[MeasuredLayer, ...]:
+    """The layers of a model whose times were measured; none of any other.
+
+    Raises:
+        ConfigError: their values, or the file, are wrong.
+    """
+    if isinstance(model, Model):
+        return read_layers(model.name) if is_layers_file(model.name) else ()
+    return checked_layers(model) if isinstance(model, Sequence) and is_layers(model) else ()
+
+
+def source_of(
+    model: AnyModel,
+    *,
+    sample: Tensor | tuple[Tensor, ...] | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    target: Tensor | None = None,
+    precision: str = "float32",
+    cache: Path | None = None,
+) -> ModelSource:
+    """Where the traces of a model come from; all as in :func:`.api.simulate`.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    if layers := layers_of(model):
+        return MeasuredSource(layers, precision=precision)
+    if isinstance(model, Model):
+        return model_of_suite(model.name, model.arguments, cache, precision=precision)
+    assert sample is not None and not isinstance(model, Sequence)  # noqa: S101, PT018 - arguments are checked before
+    return module_source(model, sample, loss, target, precision=precision)
+
+
 def build_workload(
-    model: Model | nn.Sequential,
+    model: AnyModel,
     *,
     sample: Tensor | tuple[Tensor, ...] | None = None,
     loss: Callable[..., Tensor] | None = None,
@@ -73,11 +112,7 @@ def build_workload(
     Raises:
         BalanceError, ValueError: as there.
     """
-    if isinstance(model, Model):
-        source = model_of_suite(model.name, model.arguments, cache, precision=precision)
-    else:
-        assert sample is not None  # noqa: S101 - arguments are checked before
-        source = module_source(model, sample, loss, target, precision=precision)
+    source = source_of(model, sample=sample, loss=loss, target=target, precision=precision, cache=cache)
     return workload_of(source, cache=cache, **options)
 
 
@@ -227,7 +262,7 @@ def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: i
     moved = sum(port.bytes for port in last.outputs) // size * batch
     gather = Kernel.copy("cat", moved)
     steps = () if loss is None else (*loss.kernels("forward"), *loss.kernels("backward"))
-    return total((*((gather,) if size < batch else ()), *steps), profile)
+    return total((*((gather,) if size < batch and moved else ()), *steps), profile)
 
 
 def _loss_memory(loss: LayerTrace | None, last: LayerTrace) -> tuple[MemoryOp, ...]:

@@ -20,7 +20,9 @@ from gpipe_bench.simulator.workloads.workload import Kernels
 
 
 def duration_ns(kernel: Kernel, profile: Profile) -> int:
-    """Device time of one kernel; where the profile has constants for kinds of kernels, the time of its parts."""
+    """Device time of one kernel: as measured, or of its parts where the profile has constants for kinds of kernels."""
+    if kernel.own_ns is not None:
+        return kernel.own_ns
     if profile.kernels is not None and kernel.parts is not None:
         return round(sum(part_ns(part, kernel.dtype, profile) for part in kernel.parts))
     efficiency = profile.efficiency
