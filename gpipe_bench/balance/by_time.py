@@ -96,7 +96,7 @@ def measure_layers(
 ) -> list[MeasuredLayer]:
     """Time and size of each layer for one micro-batch, as :func:`gpipe_bench.simulator.simulate` takes them.
 
-    What a backward pass takes without the gradients of the weights is that of the inputs; the rest is that of the weights::
+    The gradients of the weights take what a backward pass for the inputs alone does not::
 
         layers = measure_layers(module, x, device="cuda")
         write_layers("times.csv", layers)
@@ -107,7 +107,7 @@ def measure_layers(
     check_model(module, sample)
     where = device_of(sample, device)
     kept = layer_sizes(module, sample, param_scale=0, device=where)
-    layers = []
+    layers: list[MeasuredLayer] = []
     with sandbox(where):
         for stage, nbytes in zip(stages(module, whole_batch(sample), where), kept, strict=True):
             stage.forward()
