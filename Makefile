@@ -21,6 +21,13 @@ PYTHON ?=
 TORCH ?=
 export PYTHON TORCH
 
+# Snakemake, too, keeps a cache in the home; where that cannot be written, it is in the checkout.
+ifndef XDG_CACHE_HOME
+ifneq ($(shell mkdir -p "$$HOME/.cache" 2> /dev/null && test -w "$$HOME/.cache" && echo writable),writable)
+export XDG_CACHE_HOME := $(CURDIR)/.cache
+endif
+endif
+
 BIN := $(CURDIR)/.venv$(if $(TORCH),-torch-$(TORCH))/bin
 # Adds to .venv what a target needs and is not there; a line of its recipe names the layer.
 SETUP := @scripts/setup.sh --quiet
@@ -37,7 +44,8 @@ setup: ## make .venv with the pinned packages that every target of the workflow 
 
 ablation: ## simulate every combination of the components, and measure here: table, CSV, figures, traces
 	$(SETUP) workflow
-	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation $(ARGS)
+	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation --no-hooks $(ARGS)
+	@test ! -e results/ablation.csv || $(BIN)/python -m gpipe_bench table --brief --rows results/ablation.csv
 	@scripts/setup.sh --next
 
 test: ## run every check, two at a time, also after one failed: ruff, mypy, snakefmt, snakemake --lint, the wheel, pytest; TORCH=2.14.1: with that PyTorch

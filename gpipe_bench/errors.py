@@ -4,7 +4,7 @@
     ├── ConfigError        (ValueError)    a configuration is wrong; carries *all* problems found
     ├── ScheduleError      (ValueError)    a schedule cannot run; carries *all* problems found
     ├── BalanceError       (ValueError)    a balance does not fit the model
-    ├── DeviceCountError   (IndexError)    fewer devices than partitions
+    ├── DeviceCountError   (IndexError)    fewer devices than partitions, or more than a schedule can use
     ├── PlacementError     (TypeError)     the pipeline was asked to move as a whole
     ├── SkipLayoutError    (TypeError)     stashes and pops do not match; lists every mismatch
     ├── SkipUsageError     (RuntimeError)  a skippable layer broke its own declaration
@@ -25,6 +25,14 @@ Messages follow one form: ``<thing> must be <rule>, got <value>; <what to change
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+def text_of(error: BaseException) -> str:
+    """The class of an error and its text. The ``__str__`` of a user's class may fail: then the text says so."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as other:  # noqa: BLE001 - of a user's class
+        return f"{type(error).__name__}, whose text is a {type(other).__name__}"
 
 
 class GpipeBenchError(Exception):
@@ -56,7 +64,7 @@ class BalanceError(GpipeBenchError, ValueError):
 
 
 class DeviceCountError(GpipeBenchError, IndexError):
-    """Fewer devices than partitions."""
+    """Fewer devices than partitions, or more than a schedule can use."""
 
 
 class PlacementError(GpipeBenchError, TypeError):

@@ -51,7 +51,7 @@ def vision_spec(name: str) -> ModelSpec:
     if builder is None:
         near = nearest(name, [f"{library}/{other}" for other in known]) if known else "install another version"
         if near.startswith("use one of"):
-            near = f"see the models of {library} {len(known)} in number, such as '{library}/{known[0]}'"
+            near = f"use one of the {len(known)} models of {library}, such as '{library}/{known[0]}'"
         raise ConfigError([f"model must be one that {library} has, got {name!r}; {near}"])
 
     return ModelSpec(

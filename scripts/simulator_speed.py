@@ -1,6 +1,6 @@
 """How long simulations take: ``python -m scripts.simulator_speed [--out FILE.md]``.
 
-CPU seconds of one core, the least of some runs, beside what they should be: the predictions of all published tables,
+CPU seconds of one core, the least of some runs: the predictions of all published tables,
 each time in a process of its own, and :func:`gpipe_bench.simulator.simulate` at its defaults, memory and two steps
 included. Simulated times do not change from machine to machine; these do.
 """
@@ -29,12 +29,13 @@ from gpipe_bench.simulator.api import Model, simulate
 from gpipe_bench.util.files import write_files
 
 _SIZES: Final = ((8, 32), (8, 128), (8, 512), (32, 128), (64, 64), (64, 128), (64, 256), (256, 1024))
+_OTHER_SIZE: Final = (64, 256)
 _PROFILE: Final = "h100"
 _SAMPLES, _FEATURES = 8, 1024
 _WAYS: Final[dict[str, dict[str, Any]]] = {
     "all components off": {"components": Components(*[False] * 5)},
     **{f"`{name}`": {"schedule": name} for name in SCHEDULES},
-    "`1f1b`, two partitions per device": {"schedule": "1f1b", "devices": tuple(j // 2 for j in range(_SIZES[-1][0]))},
+    "`1f1b`, two partitions per device": {"schedule": "1f1b", "devices": tuple(j // 2 for j in range(_OTHER_SIZE[0]))},
     "`1f1b`, transfers by the host": {"schedule": "1f1b", "transfer": "host"},
 }
 _MODELS: Final = (Model("amoebanet-d", {"L": 60, "D": 256}), Model("unet", {"B": 5, "C": 32}))
@@ -44,8 +45,8 @@ _HEAD: Final = """# How long the simulator takes
 Written by `python -m scripts.simulator_speed`. CPU seconds of one core, the least
 of some runs; {machine}.
 
-| what | should be, s | is, s |
-|:--|--:|--:|
+| what | s |
+|:--|--:|
 """
 _TABLE: Final = """
 ## `simulate()` by size
@@ -114,19 +115,19 @@ def _of_model(model: Model, n: int, m: int, cache: str) -> float:
 def _page(machine: str) -> Iterator[str]:
     yield _HEAD.format(machine=f"{machine}, Python {platform.python_version()}")
     cold, warm = _predictions()
-    yield f"| predictions of all published tables, nothing stored | 8 | {cold:.1f} |\n"
-    yield f"| the same with traces and compiled modules on disk | 2 | {warm:.1f} |\n"
-    yield f"| `simulate()` of n = 64 linear layers, m = 256 | 2 | {_simulated(64, 256):.1f} |\n"
+    yield f"| predictions of all published tables, nothing stored | {cold:.1f} |\n"
+    yield f"| the same with traces and compiled modules on disk | {warm:.1f} |\n"
+    yield f"| `simulate()` of n = 64 linear layers, m = 256 | {_simulated(64, 256):.1f} |\n"
     with TemporaryDirectory() as folder:
         for model in _MODELS:
             seconds = _of_model(model, 64, 256, folder)
             what = ", ".join(f"{name} = {value}" for name, value in model.arguments.items())
-            yield f"| `simulate()` of {model.name} ({what}), n = 64, m = 256, traces on disk | 2 | {seconds:.1f} |\n"
+            yield f"| `simulate()` of {model.name} ({what}), n = 64, m = 256, traces on disk | {seconds:.1f} |\n"
     yield _TABLE.format(profile=_PROFILE.upper())
     for n, m in _SIZES:
         seconds = _simulated(n, m)
         yield f"| {n} | {m} | {seconds:.2f} | {seconds / (2 * n * m) * 1e6:.2f} |\n"
-    n, m = _SIZES[-1]
+    n, m = _OTHER_SIZE
     yield _OTHERS.format(n=n, m=m)
     for name, options in _WAYS.items():
         yield f"| {name} | {_simulated(n, m, **options) / (2 * n * m) * 1e6:.2f} |\n"

@@ -57,9 +57,11 @@ def add_figures(app: typer.Typer, load: Callable[[], Figure], models: Sequence[s
         typer.echo(f"wrote {', '.join(map(str, load().draw(rows, out, Selection(model=model))))}")
 
     @app.command()
-    def reference() -> None:
+    def reference(
+        out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures/reference"),
+    ) -> None:
         """Draw the figures of the committed tables again."""
-        for paths in draw_reference(load(), models, Path("figures/reference")):
+        for paths in draw_reference(load(), models, out):
             typer.echo(f"wrote {', '.join(map(str, paths))}")
 
 

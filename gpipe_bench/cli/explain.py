@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gpipe_bench.cli.options import tell
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.results.explain import Step, alternatives, by_arithmetic, read_step, split
+from gpipe_bench.results.explain import alternatives, by_arithmetic, split
+from gpipe_bench.results.traced import Step, read_step
 from gpipe_bench.util.console import Column, Grid, output
 
 _MODES = ("never", "always")
@@ -26,9 +26,6 @@ def explain(
 ) -> None:
     """Split the time of a traced step into compute, copies, bubble, imbalance, host; say what other schedules give."""
     step = read_step(traces)
-    if step.processes > len(traces):
-        read = f"{step.processes} processes ran, and {len(traces)} of them are read"
-        tell(f"{read}; name the others, too, unless they are replicas")
     table = Grid(
         [Column("device", text=True), *map(Column, _SHARES), Column("of idle: host")],
         f"step of {_ms(step.length_us)}: shares of each device's time",
@@ -42,7 +39,8 @@ def explain(
     output().print(table)
     if step.on_host:
         typer.echo(
-            "These ranges are the host's: waiting for a message counts as compute. Trace GPUs to tell them apart."
+            "These ranges are the host's: what a message takes counts as compute of the action that waits for it.\n"
+            "On GPUs they show launches alone: trace with ProfilerActivity.CUDA."
         )
     try:
         typer.echo(f"The same order with its mean durations and nothing else: {_ms(by_arithmetic(step))}.\n")

@@ -51,6 +51,9 @@ def run(
     repeats: Annotated[
         int, typer.Option(min=0, max=_MOST_REPEATS, help="Run so many, each in a fresh process; 0: one in this.")
     ] = 0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a step of the last run as a Chrome trace, for Perfetto and explain.")
+    ] = None,
 ) -> None:
     """Measure a cell, or each one in a file, and write the raw results: a repeat in this process, or several in others.
 
@@ -58,15 +61,17 @@ def run(
     itself, on one host or several, it measures with the others, and rank 0 writes the result.
 
     Out of memory, a switch that the device does not support and any other failure of the run are results: a row with a
-    status and a reason, and exit status 0, so that one failed cell does not end an experiment. Bad arguments are a
-    line each on stderr, exit status 2 and no file.
+    status and a reason. The exit status is then 1; with --cells it is 0, so that one failed cell does not end an
+    experiment. Bad arguments are a line each on stderr, exit status 2 and no file.
     """
     chosen = from_file(MeasuredCell, cells, only, given) if cells is not None else [_cell(given)]
     rank = rank_here(chosen[0])
     if rank is not None:
-        _run_rank(chosen[0], repeat, repeats, out, rank)
+        if result := _run_rank(chosen[0], repeat, repeats, out, rank):
+            _write_trace(trace, result)
         return
-    check_writable(out)
+    for path in filter(None, (out, trace)):
+        check_writable(path)
     for cell in chosen:
         tell_layers(cell.model, cell.model_args)
         tell_loss(cell.model)
@@ -74,9 +79,12 @@ def run(
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats or len(chosen) > 1:
-        _run_repeats(chosen, repeats or 1, out)
+        results = _run_repeats(chosen, repeats or 1, out)
     else:
-        _run_once(chosen[0], repeat, out)
+        results = [_run_once(chosen[0], repeat, out)]
+    _write_trace(trace, results[-1])
+    if cells is None and any(result.row.status != "ok" for result in results):
+        raise typer.Exit(1)
 
 
 def _cell(given: Mapping[str, Any]) -> MeasuredCell:
@@ -95,32 +103,36 @@ def _cell(given: Mapping[str, Any]) -> MeasuredCell:
     return cell if "balance" in given else cell.changed(balance=_balance(cell))
 
 
-def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> None:
+def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> RawResult:
     from gpipe_bench.bench.running.run import run_cell
 
     with progress(f"measuring {cell.variant}") as task:
         result = run_cell(cell, repeat)
         write_files({out: result.to_json()})
         _say(result, task)
+    return result
 
 
-def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: int) -> None:
+def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: int) -> RawResult | None:
     from gpipe_bench.bench.running.run import run_cell
 
     if repeats:
         rule = "--repeats must be 0 where torchrun has started the processes of one repeat"
         raise ConfigError([f"{rule}, got {repeats}; say with --repeat which one it is"])
     result = run_cell(cell, repeat)
-    if rank == 0:
-        write_files({out: result.to_json()})
-        typer.echo(_words(result))
+    if rank:
+        return None
+    write_files({out: result.to_json()})
+    typer.echo(_words(result))
+    return result
 
 
-def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None:
+def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> list[RawResult]:
     from gpipe_bench.bench.running.repeats import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
-    steps, results = count(1), []
+    steps = count(1)
+    results: list[RawResult] = []
     with progress("measuring") as task:
 
         def report(result: RawResult) -> None:
@@ -130,10 +142,19 @@ def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> None
         for cell in cells:
             results += run_repeats(cell, repeats, report)
     write_files({out: results_json(results)})
+    return results
+
+
+def _write_trace(trace: Path | None, result: RawResult) -> None:
+    if trace is not None:
+        from gpipe_bench.results.timeline import TimelineEvent, write_trace
+
+        events = [TimelineEvent(**event) for event in result.events]
+        write_trace(trace, result.row.variant, result.row, events, result.row.reason)
 
 
 def _say(result: RawResult, task: Progress) -> None:
-    task.line(_words(result), err=result.row.status in ("oom", "error"))
+    task.line(_words(result), err=result.row.status != "ok")
 
 
 def _words(result: RawResult) -> str:

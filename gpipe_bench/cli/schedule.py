@@ -9,7 +9,7 @@ import typer
 
 from gpipe_bench.cli.schedule_runs import add_runs
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
-from gpipe_bench.errors import ConfigError, ScheduleError
+from gpipe_bench.errors import ScheduleError
 from gpipe_bench.results.tables import lines_text
 from gpipe_bench.schedules import Durations, drawn, timing, to_csv
 from gpipe_bench.schedules import check as checked
@@ -62,9 +62,6 @@ def time(  # noqa: PLR0917 - options, which have names on the command line
 ) -> None:
     """Compute when each action runs, without simulation; print the makespan, the spans and both bubbles."""
     schedule = checked(schedule_of(source, devices, microbatches, per_device)).schedule
-    if min(forward, inputs, weights, transfer) < 0:
-        got = f"{forward}, {inputs}, {weights} and {transfer}"
-        raise ConfigError([f"durations must be 0 or more, got {got}; correct them"])
     found = timing(schedule, Durations(forward, inputs, weights), transfer)
     typer.echo(f"makespan {found.makespan:g}")
     typer.echo(f"span of each device: {_numbers(found.spans)}; busy: {_numbers(found.busy)}")

@@ -9,14 +9,14 @@ import typer
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule, read_csv
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import LOOP, TWO_PER_DEVICE
 
 Source = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help=f"{', '.join(SCHEDULES)}; or a CSV file with a line for each device.")
 ]
 Devices = Annotated[int, typer.Option(help="p, for a name.")]
 Microbatches = Annotated[int, typer.Option(help="m, for a name.")]
-PerDevice = Annotated[int, typer.Option(help="Partitions on each device, for looped_bfs and interleaved.")]
+PerDevice = Annotated[int, typer.Option(help=f"Partitions on each device, for {', '.join(LOOP)}.")]
 
 
 def schedule_of(source: str, devices: int, microbatches: int, per_device: int) -> Schedule:
@@ -26,7 +26,7 @@ def schedule_of(source: str, devices: int, microbatches: int, per_device: int) -
         ScheduleError: there is neither, or not for these numbers, or the file has fields that are no actions.
     """
     if source in SCHEDULES:
-        parts = (per_device if source in ("looped_bfs", "interleaved") else 2) if source in TWO_PER_DEVICE else 1
+        parts = (per_device if source in LOOP else 2) if source in TWO_PER_DEVICE else 1
         return named_schedule(source, microbatches, devices * parts, devices)
     if not Path(source).exists():
         rule = f"a schedule must be one of {', '.join(SCHEDULES)}, or a CSV file"

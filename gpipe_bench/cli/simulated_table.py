@@ -12,7 +12,7 @@ from rich.text import Text
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.cli.options import HOST_BOUND, use_words
 from gpipe_bench.results.rows import Row
-from gpipe_bench.util.console import Column, Grid, output
+from gpipe_bench.util.console import Column, Grid, counted, output
 
 _SHARES: Final = {
     "busy": "utilization",
@@ -55,7 +55,8 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
 
 
 def _title(row: Row, settings: Mapping[str, Any]) -> str:
-    pipeline = f"{row.partitions} partitions ({row.balance}), {row.microbatches} micro-batches, batch {row.batch_size}"
+    sizes = f"{counted(row.partitions, 'partition')} ({row.balance}), {row.microbatches} micro-batches"
+    pipeline = f"{sizes}, batch {row.batch_size}"
     how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {_order(row)}"
     how += f", {settings['precision']}" if "precision" in settings else ""
     how += use_words(settings.get("tf32"), settings.get("launch_us"))
@@ -82,8 +83,8 @@ def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:
 def _totals(row: Row) -> str:
     memory = f"{_number(row.peak_allocated_gib)} GiB allocated, {_number(row.peak_reserved_gib)} GiB reserved"
     throughput, step = row.throughput_samples_per_s or 0.0, row.step_time_ms or 0.0
-    devices = f"{row.device_count} device{'s' * (row.device_count != 1)}"
-    return f"{throughput:.2f} samples/s {row.evidence} on {devices}, {step:.2f} ms per step; {memory} over all"
+    speed = f"{throughput:.2f} samples/s {row.evidence} on {counted(row.device_count, 'device')}"
+    return f"{speed}, {step:.2f} ms per step; {memory} over all"
 
 
 def _comparison(row: Row, published: Sequence[Row]) -> Grid:

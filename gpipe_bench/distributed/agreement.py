@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gpipe_bench.skip.layout import SkipLayout
 
@@ -89,6 +90,8 @@ def compare(
 
 
 def _form(tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return "of a shape that the first batch tells"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 

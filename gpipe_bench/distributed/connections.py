@@ -13,6 +13,7 @@ from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.links import Links
 from gpipe_bench.distributed.nccl import DeviceGroup
 from gpipe_bench.distributed.news import News
+from gpipe_bench.errors import text_of
 
 
 def given_group(group: Any, mesh: DeviceMesh | None) -> Any:
@@ -64,7 +65,7 @@ class Connections:
                 own, news = own_groups(others, timeout_s, device)
             except BaseException as error:
                 first = News(groups, patience_s)
-                first.tell(f"rank {first.rank} failed: {type(error).__name__}: {error}")
+                first.tell(f"rank {first.rank} failed: {text_of(error)}")
                 raise
             self.replicas = Replicas(own, Links(own, ranks_of(others), direct=isinstance(own, DeviceGroup)))
             groups.append((news, ranks_of(others)))

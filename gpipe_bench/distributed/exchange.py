@@ -32,7 +32,7 @@ from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.distributed.wire import Description
 from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
-from gpipe_bench.errors import PeerError
+from gpipe_bench.errors import PeerError, text_of
 from gpipe_bench.schedules import Action
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Exchange(Mailboxes):
     def fail(self, action: Action, place: int, error: BaseException) -> None:
         """Tell all processes that an action of this one has failed."""
         super().fail(action, place, error)
-        self.give_up(f"rank {self._news.rank} failed at {action}: {type(error).__name__}: {error}")
+        self.give_up(f"rank {self._news.rank} failed at {action}: {text_of(error)}")
 
     def clear(self) -> None:
         """Drop all values."""
@@ -143,7 +143,9 @@ class Exchange(Mailboxes):
         """End the averages of a batch; all processes get the loss of the last one, and generators that stand alike."""
         self.check()
         self.replicated(Replicas.finish)
-        loss = total() if total is not None and self._rank == self._rows[-1] else None
+        loss: Any = total() if total is not None and self._rank == self._rows[-1] else None
+        # That of a parallel loss belongs to the mesh of the last stage.
+        loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
         told = self.gather((loss, randomness.found()))
         randomness.settle([found for _, found in told])
         return told[self._rows[-1]][0]

@@ -28,7 +28,7 @@ from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
-from gpipe_bench.errors import DeviceCountError, PeerError
+from gpipe_bench.errors import DeviceCountError, PeerError, text_of
 from gpipe_bench.schedules.program import Plan
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 from gpipe_bench.skip.namespace import SkipKey
@@ -140,7 +140,8 @@ class Pipe(Layers):
                 nccl.connect(edges(rows, layout), own)
 
             def share(replicas: Replicas) -> None:
-                replicas.agree(mine, "make the same pipeline everywhere")
+                own = [j for j, row in enumerate(rows) if row == self.rank]
+                replicas.agree(mine | {"the own partitions": own}, "make the same pipeline everywhere")
                 replicas.copy(self)
 
             exchange.replicated(share)
@@ -203,7 +204,7 @@ class Pipe(Layers):
             plan, begin, microbatches = self._begun(exchange, input, "step")
             evaluations, self._evaluations = self._evaluations, 0
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
-            settings["reduction"] = reduction if last else None
+            settings["reduction"] = "a function" if callable(reduction) else reduction if last else None
             actions = pipeline.lists(plan).facts.order if plan.backward else ()
             exchange.replicated(lambda replicas: replicas.begin(self.partitions, actions, settings))
             total, outputs = pipeline.train(self, plan, microbatches, begin.sizes, goal, mailboxes=exchange)
@@ -255,7 +256,7 @@ class Pipe(Layers):
             yield exchange
             exchange.finish()
         except BaseException as error:
-            exchange.give_up(f"rank {self._connections.news.rank} failed: {type(error).__name__}: {error}")
+            exchange.give_up(f"rank {self._connections.news.rank} failed: {text_of(error)}")
             self.failure = exchange.failure
             raise
 
@@ -343,14 +344,35 @@ def own_partitions(
         for number, (_, layer) in enumerate(named):
             if layer not in kept:
                 continue
-            if any(tensor.is_meta for tensor in chain(layer.parameters(), layer.buffers())):
-                seed(number)
-                layer.to_empty(device=device)
-                for each in layer.modules():
-                    if materialise is not None:
-                        materialise(each)
+            seed(number)
+            for each in _given_memory(layer, device):
+                if materialise is not None:
+                    materialise(each)
             layer.to(device)
     return partitions, inspect_skip_layout(whole)
+
+
+def _given_memory(layer: nn.Module, device: torch.device) -> list[nn.Module]:
+    """Give memory to what is on ``meta``, and nothing else; gives the modules that hold any of it, or whose modules do.
+
+    ``nn.Module.to_empty`` would also empty what has values, and part weights that are tied.
+    """
+
+    def on_meta(module: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor]]:
+        options: Any = {"recurse": recurse, "remove_duplicate": False}
+        named = chain(module.named_parameters(**options), module.named_buffers(**options))
+        return [(name, tensor) for name, tensor in named if tensor.is_meta]
+
+    modules = [module for module in layer.modules() if on_meta(module, recurse=True)]
+    made: dict[Tensor, Tensor] = {}
+    for module in modules:
+        for name, tensor in on_meta(module, recurse=False):
+            if tensor not in made:
+                empty = torch.empty_like(tensor, device=device)
+                is_weight = isinstance(tensor, nn.Parameter)
+                made[tensor] = nn.Parameter(empty, tensor.requires_grad) if is_weight else empty
+            setattr(module, name, made[tensor])
+    return modules
 
 
 def edges(rows: Sequence[int], layout: SkipLayout) -> set[tuple[int, int]]:

@@ -44,7 +44,8 @@ class Description(NamedTuple):
 
     Attributes:
         box: which the value is for.
-        structure: of the flat value; None for that of a micro-batch of one value, and for a list of gradients.
+        structure: of the flat value, pickled: a tree with the numbers of its leaves. Else a field of a class might
+            change in place. None for that of a micro-batch of one value, and for a list of gradients.
         aliased: of a micro-batch; None for any other value.
         forms: for each leaf that of a tensor, or None.
         others: the other leaves, pickled: 1, 1.0 and True are equal, and yet different values.
@@ -53,7 +54,7 @@ class Description(NamedTuple):
     """
 
     box: tuple[str, int, int, int]
-    structure: TreeSpec | None
+    structure: bytes | None
     aliased: frozenset[int] | None
     forms: tuple[TensorForm | None, ...]
     others: bytes
@@ -93,7 +94,9 @@ def pack(box: tuple[str, int, int, int], value: Any) -> tuple[Description, list[
         else:
             forms.append(None)
             others.append(leaf if copy is None else WholeTensor(copy, leaf.requires_grad))
-    return Description(box, structure, aliased, tuple(forms), _pickled(others) if others else b""), tensors
+    # A structure has the warnings of its class; a tree of that structure has not.
+    tree = None if structure is None else _pickled(tree_unflatten(range(structure.num_leaves), structure))
+    return Description(box, tree, aliased, tuple(forms), _pickled(others) if others else b""), tensors
 
 
 def sizes(description: Description) -> list[int]:
@@ -102,22 +105,14 @@ def sizes(description: Description) -> list[int]:
 
 
 def encoded(description: Description) -> bytes:
-    """The bytes of a description.
-
-    Raises:
-        TypeError: the structure has classes that cannot be pickled.
-    """
-    # A structure has the warnings of its class; a tree of that structure has not.
-    structure = description.structure
-    tree = None if structure is None else tree_unflatten(range(structure.num_leaves), structure)
-    return _pickled(description._replace(structure=tree))
+    """The bytes of a description."""
+    return pickle.dumps(description)
 
 
 def decoded(data: bytes) -> Description:
     """What :func:`encoded` has made in another process."""
     description: Description = _unpickled(data)
-    tree = description.structure
-    return description if tree is None else description._replace(structure=tree_flatten(tree)[1])
+    return description
 
 
 def _pickled(value: Any) -> bytes:
@@ -166,7 +161,8 @@ class Parcel:
 
     def value(self, place: Callable[[Tensor], Tensor]) -> Any:
         """The value, once its tensors are filled; ``place`` puts each where it is used."""
-        _, structure, aliased, forms, rest, *_ = self.description
+        _, tree, aliased, forms, rest, *_ = self.description
+        structure = None if tree is None else tree_flatten(_unpickled(tree))[1]
         received, others = iter(self._tensors), iter(_unpickled(rest) if rest else ())
         leaves = []
         for form in forms:

@@ -156,9 +156,10 @@ def _emulated(request: EmulationRequest) -> Emulation:
 def _numbers(devices: Sequence[int], count: int) -> list[int]:
     """The number of each of ``count`` devices of the schedule."""
     numbers = list(devices) or list(range(count))
-    if len(numbers) < count:
+    if len(numbers) != count:
         got = ", ".join(map(str, numbers))
-        raise ConfigError([f"devices must have a number for each of {count}, got {got}; change devices or balance"])
+        rule = f"devices must have a number for each of the {count} devices of the schedule"
+        raise ConfigError([f"{rule}, got {got}; change devices or balance"])
     if count > MOST:
         raise ConfigError([f"devices must be at most {MOST}, got {count}; use fewer partitions"])
     return numbers

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gpipe_bench.errors import text_of
+
 _ONE_ROW = "Expected more than 1 value per channel when training"
 # Raised by the node with which a cell of the runtime begins its backward pass. Elsewhere PyTorch compares the shapes of
 # outputs and gradients in a function of this name, which fails with one of several errors.
@@ -27,7 +29,7 @@ def advise(error: BaseException, m: int, rows: tuple[int, int]) -> None:
         m: how many micro-batches there are.
         rows: of the first and of the last micro-batch.
     """
-    text = str(error)
+    text = text_of(error)
     notes = []
     if _ONE_ROW in text and rows[1] == 1:
         notes.append(

@@ -27,6 +27,7 @@ from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
+from gpipe_bench.schedules.table import check_device_count
 
 
 class GPipe(Layers):
@@ -62,8 +63,9 @@ class GPipe(Layers):
         schedule: None for the paper's executor, in which autograd orders the backward pass. Else the runtime carries
             out a schedule: one of :data:`gpipe_bench.schedules.SCHEDULES`, a
             :class:`gpipe_bench.schedules.Schedule`, a list of (kind, i, j) per device, or a function from (m, n) to a
-            schedule. With ``interleaved``, ``looped_bfs``, ``zb_v``, ``v_half``, ``v_min`` and ``dualpipe_v`` each
-            device has several partitions: ``devices`` has one entry per device, ``balance`` v entries for each of them.
+            schedule. With ``interleaved``, ``interleaved_zb``, ``looped_bfs``, ``zb_v``, ``v_half``, ``v_min`` and
+            ``dualpipe_v`` each device has several partitions: ``devices`` has one entry per device, ``balance`` v
+            entries for each of them.
         backward: ``scheduled`` is another name of ``schedule='gpipe'``, ``autograd`` of the default.
         transfer: how tensors go from device to device: ``direct``; ``host``, through host memory, also where several
             devices of the pipeline are one device of the machine.
@@ -82,7 +84,8 @@ class GPipe(Layers):
         TypeError: ``module`` is not an ``nn.Sequential``, its skips do not match, or an argument has a wrong type.
         ValueError: a layer or a parameter occurs in two places of ``module``, or an argument has a wrong value.
         BalanceError: a ValueError; ``balance`` does not fit ``module``.
-        DeviceCountError: an IndexError; there are fewer devices than partitions, or this machine lacks one of them.
+        DeviceCountError: an IndexError; there are fewer devices than partitions, or this machine lacks one of them; or
+            more than a schedule with several partitions per device can use.
         ScheduleError: a ValueError; the schedule does not exist, or not for these partitions and devices.
     """
 
@@ -114,7 +117,9 @@ class GPipe(Layers):
         sizes = checked_module(module, balance)
         chosen = checked_schedule(schedule)
         given = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
-        rows = schedule_rows(chosen, len(sizes), len(cuda_devices() if given is None else given))
+        count = len(cuda_devices() if given is None else given)
+        rows = schedule_rows(chosen, len(sizes), count)
+        check_device_count(rows, count)
         # One entry for each device of the schedule, or one for each partition.
         entries = rows if len(set(rows)) < len(rows) else range(len(rows))
         found = resolve_devices(given, max(entries, default=-1) + 1, len(rows))

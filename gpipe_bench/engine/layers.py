@@ -205,6 +205,7 @@ class Layers(nn.Module):
 
         Raises:
             RuntimeError: a batch of this pipeline is running, and this thread works for it.
+            ValueError: ``partitions`` have other layers than before.
             UnsupportedError: a trace or a function transform calls the pipeline.
         """
         # The stack of function transforms has no public name.
@@ -217,6 +218,8 @@ class Layers(nn.Module):
                 "a pipeline must run one batch at a time, got a call from a loss, layer or hook of a batch that runs; "
                 "compute it before the batch, or call another pipeline or the plain module"
             )
+        if [layer for partition in self.partitions for layer in partition] != [layer for _, layer in self._running]:
+            raise ValueError(_refusal("another layer in pipe.partitions", "write pipe[index] = layer"))
 
     def settle(self) -> None:
         """Let those layers run that are registered now: since the last batch some may have been replaced."""
@@ -248,8 +251,6 @@ class Layers(nn.Module):
 
     def _replaced(self) -> nn.Sequential | None:
         """The layers that are registered now, in their old order; None if they are those that run."""
-        if [layer for partition in self.partitions for layer in partition] != [layer for _, layer in self._running]:
-            raise ValueError(_refusal("another layer in pipe.partitions", "write pipe[index] = layer"))
         if list(self._modules.items()) == self._running:
             return None
         if changed := self._modules.keys() ^ {name for name, _ in self._running}:

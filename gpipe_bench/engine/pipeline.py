@@ -197,12 +197,11 @@ class Pipeline:
     def _paper(self, layers: Layers, plan: Plan[SkipKey], microbatches: list[MicroBatch], gather: Gather) -> MicroBatch:
         """Run micro-batches in the paper's executor, and put the outputs together."""
         stop = threading.Event()
-        # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
-        alone = not _has_threads(layers, plan)
 
         def run() -> list[MicroBatch]:
             with batch.execution.applied():
-                workers = None if alone else Workers(sorted({partition.worker for partition in batch.partitions}))
+                numbers = sorted({partition.worker for partition in batch.partitions})
+                workers = Workers(numbers) if batch.threads else None
                 executor = PaperExecutor(plan, layers.skip_layout, microbatches, batch, workers, stop)
                 try:
                     run_forward(plan, executor)
@@ -211,7 +210,7 @@ class Pipeline:
                 return executor.microbatches
 
         with self._entered(layers, plan, microbatches) as batch:
-            outputs = run() if alone else in_fresh_thread(run, stop.set)
+            outputs = in_fresh_thread(run, stop.set) if batch.threads else run()
             self._hand_over(layers, outputs, entering=False)
         output = gather(outputs)
         if not plan.checkpointed:
@@ -242,7 +241,9 @@ class Pipeline:
             self._hand_over(layers, microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
             concurrent = plan.components.clock_cycle and shared
-            aside, threads = plan.components.copy_streams and plan.n > 1, _has_threads(layers, plan)
+            aside = plan.components.copy_streams and plan.n > 1
+            # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
+            threads = layers.workers != "never" and plan.components.clock_cycle and plan.n > 1
             mode = layers.training, threads
             turns = self._turns.get(mode) or self._turns.setdefault(mode, Turns(threads=threads))
             options: Any = {"concurrent": concurrent, "training": layers.training}
@@ -284,11 +285,6 @@ class Pipeline:
                 for value in microbatch.values:
                     if isinstance(value, Tensor):
                         record_stream(value, user)
-
-
-def _has_threads(layers: Layers, plan: Plan[SkipKey]) -> bool:
-    """Whether tasks run in threads of their own: not without clock-cycles, nor where nothing runs beside them."""
-    return layers.workers != "never" and plan.components.clock_cycle and plan.n > 1
 
 
 def hand_back(entering: Sequence[Any], grads: Sequence[Sequence[Tensor | None]]) -> None:

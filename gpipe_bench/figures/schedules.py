@@ -36,6 +36,7 @@ MARKS: Final = dict(
             Mark(">", OKABE_ITO["blue"], 4.4),
             Mark("P", OKABE_ITO["green"], 4.6),
             Mark("D", OKABE_ITO["green"], 3.8),
+            Mark("d", OKABE_ITO["green"], 4.4),
             Mark("X", OKABE_ITO["vermilion"], 4.6),
             Mark("p", OKABE_ITO["purple"], 4.6),
             Mark("h", OKABE_ITO["purple"], 4.6),

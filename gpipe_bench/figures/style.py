@@ -101,6 +101,8 @@ def drawing() -> Iterator[None]:
 def save(figure: Figure, out_stem: Path, caption: str = "") -> list[Path]:
     """Write ``<out_stem>.svg``, ``.pdf`` and ``.png``: all three, or none; to be called inside :func:`drawing`.
 
+    One of these suffixes at the end of ``out_stem`` is left out.
+
     The SVG file holds its title, made of its name, and the caption.
 
     Returns:
@@ -111,6 +113,7 @@ def save(figure: Figure, out_stem: Path, caption: str = "") -> list[Path]:
     """
     if not out_stem.name:
         raise OutputError(f"figure must have a file name, got {str(out_stem)!r}; name a file without suffix in --out")
+    out_stem = out_stem.with_suffix("") if out_stem.suffix in SUFFIXES else out_stem
     words = {".svg": {"Title": out_stem.name.replace("_", " "), "Description": caption or None}}
     pictures = {}
     for suffix in SUFFIXES:

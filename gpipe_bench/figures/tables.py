@@ -52,9 +52,12 @@ def read_rows(path: Path, needed: Sequence[str] = NEEDED) -> list[Row]:
 
 
 def evidence_in(path: Path) -> list[str]:
-    """The kinds of evidence that a table is of: published values stand beside others, and count if they are alone."""
+    """The kinds of evidence that a table is of: published values stand beside others, and count if they are alone.
+
+    A table that does not say it is of one kind without a name; reading its rows says what is wrong with it.
+    """
     found = {*read_text(path).get("evidence", [])}
-    return [kind for kind in EVIDENCE if kind in (found - {"published"} or found)]
+    return [kind for kind in EVIDENCE if kind in (found - {"published"} or found)] or [""]
 
 
 def read_selected(path: Path, selection: Selection) -> list[Row]:

@@ -251,8 +251,10 @@ def _header_problems(
     problems = [
         f"columns of {path} must include {name!r}, got none of that name; {nearest(name, names)}" for name in lost
     ]
-    if len(lost) > _MANY_COLUMNS:
-        problems = [f"columns of {path} must include {', '.join(lost)}, got none of them; name another table"]
+    other = next((table.name for table in TABLES.values() if table.columns == tuple(names)), "")
+    if lost and (other or len(lost) > _MANY_COLUMNS):
+        found = f"those of a table of {other}" if other else "none of them"
+        return [f"columns of {path} must include {', '.join(lost)}, got {found}; name another table"]
     known = known_columns(records.TABLE if records else "")
     absent = sorted(known - {*names, *needed})
     for name in names:

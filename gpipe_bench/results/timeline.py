@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpipe_bench.results.perfetto import Slice, perfetto_trace
 from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules.table import placement
 from gpipe_bench.util.files import json_text, write_files
 
 COMPUTE_KINDS: Final = ("forward", "recompute", "backward", "backward_inputs", "backward_weights")
@@ -127,7 +128,15 @@ def write_trace(out: Path, variant: str, row: Row, events: Iterable[TimelineEven
         "processes": f"{row.processes} on {row.hosts} hosts" if row.processes != 1 else "",
         "clock_error_us": "" if row.clock_error_us is None else f"{row.clock_error_us:.1f}",
         "remark": remark,
+        "placement": _placement(row),
     }
     metadata = {name: text for name, text in facts.items() if text}
     trace = chrome_trace(events, title=f"{title}: {remark}" if remark else title, metadata=metadata)
     write_files({out: json_text(trace)})
+
+
+def _placement(row: Row) -> str:
+    """For each partition its device of the schedule, where devices of a schedule are threads that share a real one."""
+    if row.evidence != "measured" or not row.partitions:
+        return ""
+    return "-".join(map(str, placement(None if row.backward == "autograd" else row.schedule, row.partitions)))

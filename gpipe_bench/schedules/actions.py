@@ -12,10 +12,10 @@ I and W, which it calls B and W: only I is waited for by another partition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 KINDS: Final = ("F", "R", "B", "I", "W")
@@ -41,7 +41,7 @@ class Schedule:
 
     Attributes:
         devices: for each device its actions, in order.
-        pairs: the actions that are meant to overlap the next one of their device. Here the two run one after the other.
+        pairs: the actions that are meant to overlap the next one of their device.
     """
 
     devices: tuple[tuple[Action, ...], ...]
@@ -82,12 +82,6 @@ class Schedule:
         return any(action.kind in "IW" for action in self)
 
     @cached_property
-    def overlapping(self) -> frozenset[Action]:
-        """Both actions of every pair."""
-        ends = (two for row in self.devices for two in pairwise(row) if two[0] in self.pairs)
-        return frozenset(chain.from_iterable(ends))
-
-    @cached_property
     def forwards_first(self) -> bool:
         """Whether every device takes all of its forward passes before its first other action.
 
@@ -101,6 +95,13 @@ def _action(given: object) -> Action:
     if isinstance(given, tuple | list) and len(given) == 3 and all(type(number) is int for number in given[1:]):
         return Action(*given)
     raise TypeError(f"an action must be (kind, micro-batch, partition), got {given!r}; write one as ('F', 0, 1)")
+
+
+def in_pairs(row: Iterable[Action], pairs: Container[Action]) -> Iterator[tuple[Action, ...]]:
+    """The actions of a device, one by one; the first of a pair comes together with the next one."""
+    actions = iter(row)
+    for action in actions:
+        yield (action, *islice(actions, 1)) if action in pairs else (action,)
 
 
 def needs(action: Action, partitions: int) -> tuple[tuple[Action, ...], ...]:

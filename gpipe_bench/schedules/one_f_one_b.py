@@ -52,16 +52,20 @@ def interleaved(m: int, n: int, devices: int) -> Schedule:
     Partition j is on device j mod p. With v partitions on each device the bubble is v times smaller than with one.
     Micro-batches go through the pipeline in groups of about p, the largest group first.
     """
-    v = n // devices
+    return Schedule(tuple(map(tuple, interleaved_rows(m, n, devices, "B", 2))))
+
+
+def interleaved_rows(m: int, n: int, devices: int, backward_kind: str, ahead: int) -> list[list[Action]]:
+    """F and B, or F and I, of each device; each takes ``ahead`` more F before its first B than the next device."""
     groups = max(1, m // devices)
     sizes = [(m + k) // groups for k in reversed(range(groups))]
     rows = []
     for d in range(devices):
         parts = range(d, n, devices)
         forward = [Action("F", i, j) for group in _grouped(sizes) for j in parts for i in group]
-        backward = [Action("B", i, j) for group in _grouped(sizes) for j in reversed(parts) for i in group]
-        rows.append(alternate(forward, backward, 2 * (devices - 1 - d) + (v - 1) * sizes[0]))
-    return Schedule(tuple(map(tuple, rows)))
+        backward = [Action(backward_kind, i, j) for group in _grouped(sizes) for j in reversed(parts) for i in group]
+        rows.append(alternate(forward, backward, ahead * (devices - 1 - d) + (len(parts) - 1) * sizes[0]))
+    return rows
 
 
 def looped_bfs(m: int, n: int, devices: int) -> Schedule:

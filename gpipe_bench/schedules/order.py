@@ -6,7 +6,8 @@ One host thread can run a schedule in this order. If there is none, some devices
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule, needs
@@ -14,21 +15,25 @@ from gpipe_bench.schedules.actions import Action, Schedule, needs
 _NAMED = 6
 
 
-def merged_order(schedule: Schedule) -> list[Action]:
+def merged_order(schedule: Schedule, pairs: Container[Action] = ()) -> list[Action]:
     """All actions in one order, round by round: each device whose next action is ready takes it.
 
     A recomputation is taken together with the B or I that follows it. So one thread holds what it recomputed for one
     partition at a time.
 
+    Args:
+        schedule: any schedule.
+        pairs: actions that are taken together with the next one of their device, too.
+
     Raises:
         ScheduleError: the devices wait for each other; the message names the actions that each one waits for.
     """
     n = schedule.partitions
-    rows = [deque(row) for row in schedule.devices]
+    rows = [deque(_together(row, pairs)) for row in schedule.devices]
     done: set[Action] = set()
     order: list[Action] = []
     while any(rows):
-        taken = [row.popleft() for row in rows if row and not _missing(row, n, done) for _ in _together(row)]
+        taken = [action for row in rows if row and not _missing(row[0], n, done) for action in row.popleft()]
         if not taken:
             raise ScheduleError([_deadlock(rows, n, done)])
         order += taken
@@ -36,21 +41,26 @@ def merged_order(schedule: Schedule) -> list[Action]:
     return order
 
 
-def _together(row: deque[Action]) -> list[Action]:
-    """What a device takes next."""
-    pair = len(row) > 1 and row[0].kind == "R" and row[1].kind in "BI" and row[0][1:] == row[1][1:]
-    return [row[0], row[1]] if pair else [row[0]]
+def _together(row: Sequence[Action], pairs: Container[Action]) -> Iterator[list[Action]]:
+    """The actions of a device in groups that it takes at once."""
+    group: list[Action] = []
+    for action, following in zip_longest(row, row[1:]):
+        group.append(action)
+        recomputes = following and action.kind == "R" and following.kind in "BI" and following[1:] == action[1:]
+        if not (following and action in pairs) and not recomputes:
+            yield group
+            group = []
 
 
-def _missing(row: deque[Action], n: int, done: set[Action]) -> list[Action]:
-    """What the device of ``row`` still waits for."""
-    groups = [group for action in _together(row) for group in needs(action, n)]
-    return [group[0] for group in groups if done.isdisjoint(group)]
+def _missing(group: Sequence[Action], n: int, done: set[Action]) -> list[Action]:
+    """What the device of ``group`` still waits for."""
+    needed = (some for action in group for some in needs(action, n))
+    return [some[0] for some in needed if done.isdisjoint(some) and not any(one in group for one in some)]
 
 
-def _deadlock(rows: Iterable[deque[Action]], n: int, done: set[Action]) -> str:
+def _deadlock(rows: Iterable[deque[list[Action]]], n: int, done: set[Action]) -> str:
     stuck = [
-        f"device {device} waits with {row[0]} for {', '.join(map(str, dict.fromkeys(_missing(row, n, done))))}"
+        f"device {device} waits with {row[0][0]} for {', '.join(map(str, dict.fromkeys(_missing(row[0], n, done))))}"
         for device, row in enumerate(rows)
         if row
     ]

@@ -3,22 +3,24 @@
 Zero Bubble (arXiv 2401.10241, section 3.1) builds schedules action by action, by rules that leave some choices, and
 takes the best one. Here a device takes F and I in turns, as soon as they can start, and W while it waits. Two choices
 are tried: how many F a device takes before its first I, as ZB-H1 or as ZB-H2 has it, and whether W may delay the next
-action. A micro-batch needs its memory from F until I, and half of it until W.
+action. GPipe, 1F1B, ZB-H1 and ZB-H2 are tried, too, as far as they keep to the limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import accumulate, product
 from math import inf
 from typing import Final
 
+from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule
+from gpipe_bench.schedules.one_f_one_b import gpipe, one_f_one_b
 from gpipe_bench.schedules.timing import Durations, timing
+from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
 
-_KEPT: Final = 0.5
-"""The share of a micro-batch's activations that W needs. With one half the bubbles that the paper prints come out."""
+_NAMED: Final = gpipe, one_f_one_b, zb_h1, zb_h2
 
 
 def zb_1p(m: int, n: int) -> Schedule:
@@ -45,8 +47,16 @@ def zb_2p(m: int, n: int) -> Schedule:
     return searched(m, n, limit=2 * n)
 
 
-def searched(m: int, n: int, limit: float, durations: Durations | None = None, transfer: float = 0.0) -> Schedule:
-    """The schedule with the shortest span of a device that the search finds.
+def searched(
+    m: int,
+    n: int,
+    limit: float,
+    durations: Durations | None = None,
+    transfer: float = 0.0,
+    *,
+    kept: float = 1.0,
+) -> Schedule:
+    """The schedule with the shortest longest span of a device that the search finds; of several the first to end.
 
     Args:
         m: micro-batches.
@@ -54,17 +64,41 @@ def searched(m: int, n: int, limit: float, durations: Durations | None = None, t
         limit: how many micro-batches' activations a device may hold at once: n for ZB-1p, 2 n for ZB-2p.
         durations: of all partitions; by default T_F = T_B = T_W = 1.
         transfer: from the end of an action until another device has its result.
+        kept: the share of a micro-batch's activations that W needs. With 1 the limit is that of :func:`in_flight`; with
+            0.5 the bubbles come out that the paper prints.
+
+    Raises:
+        ScheduleError: the limit is below 1, or another number is out of its range.
     """
+    problems = [
+        *(
+            []
+            if m >= 1 and n >= 1
+            else [f"micro-batches and partitions must be 1 or more, got {m} and {n}; raise them"]
+        ),
+        *([] if limit >= 1 else [f"limit must be at least 1 micro-batch, got {limit}; a step needs memory for one"]),
+        *([] if 0 <= kept <= 1 else [f"kept must be a share from 0 to 1, got {kept}; correct it"]),
+        *([] if 0 <= transfer < inf else [f"transfer times must be 0 or more, got {transfer}; give a finite one"]),
+    ]
+    if problems:
+        raise ScheduleError(problems)
     durations = durations or Durations()
     warm_ups = [n - j for j in range(n)], [2 * (n - j) - 1 for j in range(n)]
     choices = product(warm_ups, (0.0, durations.weights))
-    found = [_Search(m, limit, durations, transfer, warm_up, gap).run() for warm_up, gap in choices]
+    found = [_Search(m, limit, durations, transfer, kept, warm_up, gap).run() for warm_up, gap in choices]
+    found += [schedule for schedule in (named(m, n) for named in _NAMED) if _most_held(schedule, kept) <= limit]
 
     def length(schedule: Schedule) -> tuple[float, float]:
         times = timing(schedule, durations, transfer)
         return round(max(times.spans), 9), times.makespan
 
     return min(found, key=length)
+
+
+def _most_held(schedule: Schedule, kept: float) -> float:
+    """The most micro-batches whose activations a device holds at once; one that waits for W counts as ``kept``."""
+    change = {"F": 1.0, "B": -1.0, "I": kept - 1, "W": -kept}
+    return max(max(accumulate(change[action.kind] for action in row)) for row in schedule.devices)
 
 
 @dataclass(slots=True)
@@ -80,11 +114,10 @@ class _Device:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys("FIW", 0))
     until: float = 0.0
 
-    @property
-    def held(self) -> float:
-        """Micro-batches whose activations it holds; one that waits for W counts in part."""
+    def held(self, kept: float) -> float:
+        """Micro-batches whose activations it holds; one that waits for W counts as ``kept``."""
         f, i, w = self.counts.values()
-        return f - i + _KEPT * (i - w)
+        return f - i + kept * (i - w)
 
 
 @dataclass(slots=True)
@@ -103,6 +136,7 @@ class _Search:
     limit: float
     durations: Durations
     transfer: float
+    kept: float
     warm_up: Sequence[int]
     gap: float
     devices: list[_Device] = field(init=False)
@@ -155,7 +189,7 @@ class _Search:
         device = self.devices[j]
         i = device.counts["F"]
         is_warm = device.counts["I"] > 0 or i < self.warm_up[j]
-        if i == self.m or device.held + 1 > self.limit or not is_warm:
+        if i == self.m or device.held(self.kept) + 1 > self.limit or not is_warm:
             return inf
         return self._arrival(Action("F", i, j - 1)) if j else 0.0
 

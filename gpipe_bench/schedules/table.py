@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
-from gpipe_bench.errors import ScheduleError
+from gpipe_bench.errors import DeviceCountError, ScheduleError
 from gpipe_bench.schedules.actions import Schedule
 from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
 from gpipe_bench.schedules.search import zb_1p, zb_2p
 from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
-from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
+from gpipe_bench.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 ScheduleName = Literal[
     "gpipe",
@@ -23,6 +23,7 @@ ScheduleName = Literal[
     "zb_2p",
     "looped_bfs",
     "interleaved",
+    "interleaved_zb",
     "zb_v",
     "v_half",
     "v_min",
@@ -38,7 +39,7 @@ _LINE: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
 """A partition on each device, called with (m, n)."""
 
 _LOOP: Final[Mapping[str, Callable[[int, int, int], Schedule]]] = MappingProxyType(
-    {"looped_bfs": looped_bfs, "interleaved": interleaved}
+    {"looped_bfs": looped_bfs, "interleaved": interleaved, "interleaved_zb": interleaved_zb}
 )
 """Partition j on device j mod p, called with (m, n, p)."""
 
@@ -47,7 +48,10 @@ _V: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
 )
 """Partitions j and 2 p - 1 - j on one device, called with (m, p)."""
 
-TWO_PER_DEVICE: Final = (*_LOOP, *_V)
+LOOP: Final = tuple(_LOOP)
+"""Schedules that take any number of partitions on each device, partition j on device j mod p."""
+
+TWO_PER_DEVICE: Final = (*LOOP, *_V)
 """Schedules that put two partitions on each device; those of a loop may put more."""
 
 
@@ -84,6 +88,23 @@ def placement(schedule: str | Schedule | None, n: int, devices: int | None = Non
     return named_schedule(schedule, 1, n, max(devices, 1)).placement
 
 
+def check_device_count(rows: Sequence[int], devices: int) -> None:
+    """Check that a schedule with several partitions on a device leaves no device without one.
+
+    Args:
+        rows: for each partition its device of the schedule, counted from 0.
+        devices: how many there are.
+
+    Raises:
+        DeviceCountError: some would stay idle.
+    """
+    n, used = len(rows), max(rows, default=0) + 1
+    if used < min(n, devices):
+        rule = f"devices must be at most {used} for {n} partitions of a schedule that puts several on each"
+        remedy = f"pass {used}, or a balance of {-(-n // used) * devices} partitions"
+        raise DeviceCountError(f"{rule}, got {devices}, of which {devices - used} would stay idle; {remedy}")
+
+
 def shared_places(wanted: int, devices: int) -> list[int]:
     """Which of ``devices`` devices each of ``wanted`` gets: neighbours share one where there are too few."""
     return [k * min(devices, wanted) // wanted for k in range(wanted)]
@@ -95,8 +116,8 @@ def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
     Args:
         name: one of :data:`SCHEDULES`.
         m: micro-batches, at least 1.
-        n: partitions: as many as devices; a multiple for ``interleaved`` and ``looped_bfs``; twice as many for
-            ``zb_v``, ``v_half``, ``v_min`` and ``dualpipe_v``.
+        n: partitions: as many as devices; a multiple for those of :data:`LOOP`; twice as many for ``zb_v``, ``v_half``,
+            ``v_min`` and ``dualpipe_v``.
         devices: p, at least 1.
 
     Raises:

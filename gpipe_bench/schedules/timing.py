@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules.actions import Action, Schedule, needs
+from gpipe_bench.schedules.actions import Action, Schedule, in_pairs, needs
 from gpipe_bench.schedules.order import merged_order
 
 
@@ -19,11 +19,20 @@ class Durations:
         forward: T_F, of F and of R.
         inputs: T_B, of I.
         weights: T_W, of W; B takes T_B + T_W.
+
+    Raises:
+        ScheduleError: one of them is no finite number from 0.
     """
 
     forward: float = 1.0
     inputs: float = 1.0
     weights: float = 1.0
+
+    def __post_init__(self) -> None:
+        times = self.forward, self.inputs, self.weights
+        if not all(isfinite(time) and time >= 0 for time in times):
+            got = ", ".join(map(str, times))
+            raise ScheduleError([f"durations must be 0 or more, got {got}; give finite ones"])
 
     def of(self, kind: str) -> float:
         """The duration of an action of this kind."""
@@ -74,7 +83,7 @@ def timing(
     schedule: Schedule,
     durations: Durations | Sequence[Durations] | None = None,
     transfer: float | Sequence[Sequence[float]] = 0.0,
-    overlap: float = 1.0,
+    overlap: float | None = None,
 ) -> Timing:
     """Run the schedule in time: every action starts as soon as its device is free and what it needs has arrived.
 
@@ -83,10 +92,13 @@ def timing(
         durations: one for all partitions, or one for each; by default T_F = T_B = T_W = 1.
         transfer: from the end of an action until another device has its result: one time for all pairs of devices, or
             ``transfer[source][target]``. Transfers keep no device busy and do not delay each other.
-        overlap: what the actions of a pair take over what they take alone. 1: overlap is worth nothing.
+        overlap: what a pair takes over what its two actions take one after the other. A pair is one action then: it
+            starts when the inputs of both are there, and has both results at its end. None: the two are actions of
+            their own, as in our runtime, and in PyTorch's where no function for pairs is registered.
 
     Raises:
-        ScheduleError: the devices wait for each other, or there is not one entry for each partition or device.
+        ScheduleError: the devices wait for each other, some time is no finite number from 0, or there is not one entry
+            for each partition or device.
     """
     n, p = schedule.partitions, len(schedule.devices)
     each = [durations or Durations()] * n if not isinstance(durations, Sequence) else list(durations)
@@ -95,27 +107,34 @@ def timing(
         got = f"{len(each)} for {n} partitions, and {[len(row) for row in rows]} transfer times for {p} devices"
         rule = "durations must be one for each partition, transfer times one for each pair of devices"
         raise ScheduleError([f"{rule}, got {got}; give all of them"])
+    if overlap is not None and not (isfinite(overlap) and overlap >= 0):
+        raise ScheduleError([f"overlap must be 0 or more, got {overlap}; give a finite number, or None"])
     if not all(isfinite(time) and time >= 0 for times in rows for time in times):
         raise ScheduleError([f"transfer times must be 0 or more, got {transfer}; give finite ones"])
     home = {action: device for device, row in enumerate(schedule.devices) for action in row}
-    pace = dict.fromkeys(schedule.overlapping, overlap)
-    lengths = {action: each[action.j].of(action.kind) * pace.get(action, 1.0) for action in schedule}
-    free = [0.0] * p
+    pairs = schedule.pairs if overlap is not None else frozenset()
+    units = {unit[0]: unit for row in schedule.devices for unit in in_pairs(row, pairs)}
+    free, busy = [0.0] * p, [0.0] * p
     start: dict[Action, float] = {}
     end: dict[Action, float] = {}
-    for action in merged_order(schedule):
-        here = home[action]
+    for first in filter(units.__contains__, merged_order(schedule, pairs)):
+        here, unit = home[first], units[first]
         waits = [
             end[one] + (rows[home[one]][here] if home[one] != here else 0.0)
+            for action in unit
             for group in needs(action, n)
             for one in group
             if one in end
         ]
-        start[action] = max([free[here], *waits])
-        free[here] = end[action] = start[action] + lengths[action]
-    busy = tuple(sum(lengths[action] for action in row) for row in schedule.devices)
+        length = sum(each[action.j].of(action.kind) for action in unit)
+        length *= overlap if overlap is not None and len(unit) == 2 else 1.0
+        begin = max([free[here], *waits])
+        free[here] = begin + length
+        busy[here] += length
+        start.update(dict.fromkeys(unit, begin))
+        end.update(dict.fromkeys(unit, free[here]))
     spans = tuple(end[row[-1]] - start[row[0]] if row else 0.0 for row in schedule.devices)
-    return Timing(start, end, max(free, default=0.0), busy, spans)
+    return Timing(start, end, max(free, default=0.0), tuple(busy), spans)
 
 
 def in_flight(schedule: Schedule) -> tuple[int, ...]:

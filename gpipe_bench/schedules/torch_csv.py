@@ -1,4 +1,4 @@
-"""Schedules as CSV, in the form of PyTorch's pipelining (compute schedules of ``torch.distributed.pipelining``).
+"""Schedules as CSV, in the form of PyTorch's pipelining (``torch.distributed.pipelining``).
 
 A line for each device, an action in each field: stage, kind, micro-batch, such as ``0F3``. A field may be empty.
 
@@ -6,21 +6,22 @@ A line for each device, an action in each field: stage, kind, micro-batch, such 
     1F0,1B0,1F1,1B1
 
 ``(0F7;7B3)OVERLAP_F_B`` is a pair: a forward and a backward pass that are meant to overlap. PyTorch's kinds of compute
-actions are F, B, I and W. It has no recomputation, and no R.
+actions are F, B, I and W. It has no recomputation, and no R. What PyTorch adds for communication and for sharded
+parameters, such as ``0SEND_F3`` and ``0UNSHARD``, follows from these, and is passed over.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Container, Iterable, Iterator
 from io import StringIO
 from typing import Final
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules.actions import Action, Schedule
+from gpipe_bench.schedules.actions import Action, Schedule, in_pairs
 
 _FIELD: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_DERIVED: Final = re.compile(r"\d{1,9}((SEND|RECV)_[FB]\d{1,9}|(UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9})")
 _PAIR: Final = re.compile(r"\((.*);(.*)\)OVERLAP_F_B")
 _NAMED: Final = 5
 
@@ -29,17 +30,19 @@ def read_csv(text: str) -> Schedule:
     """The schedule that ``text`` holds; :func:`gpipe_bench.schedules.check` says whether it can run.
 
     Args:
-        text: a line for each device.
+        text: a line for each device. A byte order mark before the first and empty lines after the last are no part.
 
     Raises:
-        ScheduleError: some fields are no compute actions, such as ``0SEND_F1``; the first ones are named.
+        ScheduleError: some fields are no actions, or a line has none; the first ones are named.
     """
     rows: list[list[Action]] = []
     pairs: list[Action] = []
     problems: list[str] = []
-    for line, fields in enumerate(csv.reader(StringIO(text)), 1):
+    for line, fields in enumerate(csv.reader(StringIO(text.removeprefix("\ufeff").rstrip())), 1):
         rows.append([])
         for field in filter(None, map(str.strip, fields)):
+            if _DERIVED.fullmatch(field):
+                continue
             pair = _PAIR.fullmatch(field)
             found = [_FIELD.fullmatch(part.strip()) for part in (pair.groups() if pair else [field])]
             actions = [Action(one[2], int(one[3]), int(one[1])) for one in found if one]
@@ -48,7 +51,9 @@ def read_csv(text: str) -> Schedule:
                 pairs += actions[:1] if pair else []
             else:
                 rule = "a field must be a stage, one of F, B, I, W, and a micro-batch, such as 0F3"
-                problems.append(f"{rule}, got {field[:40]!r} in line {line}; leave out communication, or correct it")
+                problems.append(f"{rule}, got {field[:40]!r} in line {line}; correct it")
+        if not rows[-1] and not problems:
+            problems.append(f"a line must have the actions of a device, got none in line {line}; remove it")
     if not any(rows) and not problems:
         problems.append("a schedule must have an action, got none; write a line for each device")
     if problems:
@@ -67,12 +72,10 @@ def to_csv(schedule: Schedule) -> str:
         raise ScheduleError(
             [f"a schedule for PyTorch must have no R, got {recomputed[0]}; write it before it gets checkpoints"]
         )
-    return "".join(",".join(_fields(row, schedule.pairs)) + "\n" for row in schedule.devices)
+    rows = (map(_field, in_pairs(row, schedule.pairs)) for row in schedule.devices)
+    return "".join(",".join(row) + "\n" for row in rows)
 
 
-def _fields(row: Iterable[Action], pairs: Container[Action]) -> Iterator[str]:
-    actions = iter(row)
-    for action in actions:
-        first = f"{action.j}{action.kind}{action.i}"
-        second = next(actions, None) if action in pairs else None
-        yield f"({first};{second.j}{second.kind}{second.i})OVERLAP_F_B" if second else first
+def _field(actions: tuple[Action, ...]) -> str:
+    names = [f"{action.j}{action.kind}{action.i}" for action in actions]
+    return f"({';'.join(names)})OVERLAP_F_B" if len(names) == 2 else names[0]

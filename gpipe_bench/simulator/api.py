@@ -93,7 +93,8 @@ def simulate(
         optimizer: ``sgd``, ``momentum``, ``rmsprop``, ``adam`` or ``adamw``; None for no update.
         masters: whether the optimizer keeps weights that are halves in float32, too.
         profile: name of a hardware profile, path of a YAML file, or a profile.
-        devices: number of each partition's device; empty for one device per partition.
+        devices: number of each partition's device; empty: as the schedule has them, one device per partition, or per
+            two with ``interleaved``, ``looped_bfs``, ``zb_v``, ``v_half``, ``v_min`` and ``dualpipe_v``.
         hosts: that have the devices, as many each, host after host.
         network: between hosts: a link, or a name of one in ``hardware/networks.yaml`` or the profile.
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them.

@@ -8,14 +8,25 @@ import sys
 from pathlib import Path
 from typing import Final
 
+_CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _DIGITS: Final = 32
 """Of the digest that a file begins with: damage on disk is found before use, down to one changed bit."""
 
 
 def cache_folder(part: str) -> Path:
-    """``$XDG_CACHE_HOME/gpipe_bench/PART``, by default below ``~/.cache``; it need not exist."""
+    """The folder of a part of the cache, which need not exist.
+
+    ``$XDG_CACHE_HOME/gpipe_bench/PART``, by default below ``~/.cache``. Where the home cannot be written, ``.cache`` in
+    the checkout takes its place.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gpipe_bench" / part
+    folder = (Path(base) if base else Path("~/.cache").expanduser()) / "gpipe_bench" / part
+    return folder if base or _can_be_made(folder) else _CHECKOUT / ".cache" / "gpipe_bench" / part
+
+
+def _can_be_made(folder: Path) -> bool:
+    above = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - Path.exists raises below a folder of others
+    return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 
 def write_sealed(path: Path, content: bytes) -> None:

@@ -31,6 +31,11 @@ def output() -> Console:
     return console if limited else Console(highlight=False, width=_UNLIMITED)
 
 
+def counted(number: int | None, noun: str) -> str:
+    """A number of things, such as ``1 device`` and ``2 devices``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column.

@@ -17,7 +17,7 @@ _ALIKE = 0.65
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``use one of a, b`` or, if ``name`` looks like one of them, ``use 'a'``."""
-    known = list(known)
+    known = list(dict.fromkeys(known))
     if (meant := _MEANT.get(name.lower())) in known:
         return f"use {meant!r}"
     alike = {candidate.lower().translate(_LOOK_ALIKE): candidate for candidate in known}

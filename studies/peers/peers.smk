@@ -4,6 +4,8 @@ from importlib.metadata import version
 
 from gpipe_bench.bench.storage.sources import source_digest
 
+MACHINES = sorted(glob_wildcards("results/reference/measured/{machine}/peers.csv").machine)
+
 
 rule peers:
     """Host time, throughput and gradients of the engine and its peers, and the figure."""
@@ -50,3 +52,26 @@ rule figure_peers:
         sources=source_digest("studies.peers.figure"),
     shell:
         "python -m studies.peers figure --rows {input.rows:q} --out {params.stem:q} > {log:q} 2>&1"
+
+
+rule redraw_peers:
+    """Draw the figures of the committed tables."""
+    input:
+        expand("results/reference/measured/{machine}/peers.csv", machine=MACHINES),
+    output:
+        ensure(
+            expand(
+                "figures/redrawn/measured-{machine}/peers.{suffix}",
+                machine=MACHINES,
+                suffix=["svg", "pdf", "png"],
+            ),
+            non_empty=True,
+        ),
+    log:
+        "logs/redraw_peers.log",
+    conda:
+        "../../workflows/envs/gpipe_bench.yaml"
+    params:
+        sources=source_digest("studies.peers.figure"),
+    shell:
+        "python -m studies.peers reference --out figures/redrawn > {log:q} 2>&1"

@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from gpipe_bench.bench.storage.sources import source_digest
 
+MACHINES = sorted(glob_wildcards("results/reference/measured/{machine}/transparency.csv").machine)
 SETTINGS = json.dumps(config, sort_keys=True)
 
 
@@ -81,3 +82,31 @@ rule figure_transparency:
     shell:
         "python -m studies.training figure --rows {input.rows:q} --model {wildcards.model} --out {params.stem:q}"
         " > {log:q} 2>&1"
+
+
+rule redraw_transparency:
+    """Draw the figures of the committed tables."""
+    input:
+        expand(
+            "results/reference/measured/{machine}/transparency{table}.csv",
+            machine=MACHINES,
+            table=["", "_steps", "_layers", "_verdict"],
+        ),
+    output:
+        ensure(
+            expand(
+                "figures/redrawn/measured-{machine}/transparency_{model}.{suffix}",
+                machine=MACHINES,
+                model=["amoebanet-d", "unet"],
+                suffix=["svg", "pdf", "png"],
+            ),
+            non_empty=True,
+        ),
+    log:
+        "logs/redraw_transparency.log",
+    conda:
+        "../../workflows/envs/gpipe_bench.yaml"
+    params:
+        sources=source_digest("studies.training.figure"),
+    shell:
+        "python -m studies.training reference --out figures/redrawn > {log:q} 2>&1"

@@ -49,7 +49,8 @@ def ok_result(variant="baseline", repeat=0, throughput=10.0, **values):
         "commit": "0" * 40,
         "dirty": False,
     }
-    device = {"partition": 0, "device": "cpu", "layers": 14, "peak_allocated_gib": 0.125, "compute_fraction": 1 / 3}
+    device = {"device_index": 0, "partition": 0, "device": "cpu", "layers": 14, "peak_allocated_gib": 0.125}
+    device["compute_fraction"] = 1 / 3
     step = {"step": 0, "step_time_ms": 0.1 + 0.2, "throughput_samples_per_s": throughput}
     event = {"device": "cpu", "stream": "compute", "kind": "forward", "microbatch": 0, "partition": 0}
     times = {"issue_us": 0.5, "start_us": 0.5, "end_us": 2.5, "bytes": 64}

@@ -183,4 +183,5 @@ def test_a_trace_says_what_it_shows(tmp_path):
         "device": "cpu Model X",
         "repeat": "1",
         "remark": remark,
+        "placement": "0-1",
     }

@@ -15,6 +15,7 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkl
 from gpipe_bench.bench.storage.raw import RawResult, read_results, results_json
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.schedules.table import SCHEDULES
 
 TINY = {
     "model_args": "depth=1;B=1;C=2;size=4",
@@ -117,6 +118,20 @@ def test_devices_steps_and_events_are_those_of_the_step(results):
     assert total == pytest.approx(result.row.peak_reserved_gib)
     assert result.steps[0]["step_time_ms"] == result.row.step_time_ms
     assert {event["kind"] for event in result.events} >= {"forward", "recompute", "backward", "copy"}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("devices", [0, 1, 2])
+def test_a_line_names_its_device_and_a_partition_that_is_alone_there(schedule, devices):
+    made = cell(schedule=schedule, partitions=4, balance="4-4-4-5", chunks=4, devices=devices)
+    (result,) = simulate_cells([made])
+    homes = [made.places[home] for home in made.homes()]
+    assert [record["device_index"] for record in result.devices] == sorted(set(homes))
+    for record in result.devices:
+        own = [j for j, home in enumerate(homes) if home == record["device_index"]]
+        assert record["device"] == f"cuda:{record['device_index']}"
+        assert record["partition"] == (own[0] if len(own) == 1 else None)
+        assert record["layers"] == sum([4, 4, 4, 5][j] for j in own)
 
 
 def test_several_results_share_a_file(results, tmp_path):

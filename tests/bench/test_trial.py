@@ -70,6 +70,10 @@ def test_shares_of_each_partition_and_of_the_row(result):
     assert [record["layers"] for record in result.devices] == [14, 15]
 
 
+def test_a_line_per_partition_with_its_device(result):
+    assert [(record["partition"], record["device_index"]) for record in result.devices] == [(0, 0), (1, 0)]
+
+
 def test_memory_is_the_sum_over_partitions(result):
     peaks = [record["peak_allocated_gib"] for record in result.devices]
     assert result.row.peak_allocated_gib == pytest.approx(sum(peaks))

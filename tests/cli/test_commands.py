@@ -117,7 +117,7 @@ def test_an_unsupported_cell_is_a_result(tmp_path, capsys):
     call("run", *in_file(tmp_path, cell(variant="dep-str-x")), "--repeat", "2", "--out", out)
     result = RawResult.read(out)
     assert (result.row.status, result.row.repeat, result.cell) == ("unsupported", 2, cell(variant="dep-str-x").id)
-    assert "see variant dep-x-x" in capsys.readouterr().out
+    assert "see variant dep-x-x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("error", "status"), [(MemoryError("no room"), "oom"), (RuntimeError("broken"), "error")])

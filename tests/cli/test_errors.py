@@ -112,6 +112,17 @@ def test_an_experiment_with_two_results_of_one_run(folder, capsys):
     assert files(folder) == ["1.json", "2.json", "file"]
 
 
+@pytest.mark.parametrize("table", ["devices", "steps", "events"])
+@pytest.mark.parametrize("command", [("table",), ("figure", "ablation", "--out", "{out}/a")])
+def test_a_companion_for_a_table_of_rows_is_refused_in_one_line(folder, capsys, table, command):
+    rows = str(ROOT / f"results/reference/simulated/p40/ablation_{table}.csv")
+    status, _, err = called([*words(command, folder), "--rows", rows], capsys)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert err.endswith(f"got those of a table of {table}; name another table\n")
+    assert files(folder) == ["file"]
+
+
 def test_a_session_without_a_gpu(folder, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     status, out, err = called(["gpu", "--out", str(folder / "gpu")], capsys)
@@ -147,7 +158,7 @@ def test_too_few_devices_is_found_after_pytorch_was_asked_and_makes_a_row_withou
     template = (*RUN, "--balance", "14-15", "--device", "cuda", "--devices", "2")
     command = [sys.executable, "-m", "gpipe_bench", *words(template, folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "devices must be at most the 0 cuda devices that PyTorch sees here, got 2; " in done.stdout + done.stderr
     (out,) = folder.rglob("*.json")
     row = json.loads(out.read_text())["row"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.cli import main
+from tests.bench.cells_of import ok_result
 from tests.project.tree import ROOT
 
 SPEED = ROOT / "results" / "reference" / "simulated" / "p40" / "speed.csv"
@@ -120,7 +121,12 @@ def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, 
 )
 def test_options_imply_others(given, schedule, partitions, tmp_path, monkeypatch):
     cells = []
-    monkeypatch.setattr("gpipe_bench.cli.measure._run_once", lambda cell, repeat, out: cells.append(cell))
+
+    def run_once(cell, *_):
+        cells.append(cell)
+        return ok_result()
+
+    monkeypatch.setattr("gpipe_bench.cli.measure._run_once", run_once)
     with pytest.raises(SystemExit):
         main(["run", "--out", str(tmp_path / "a.json"), *given])
     assert [(cell.schedule, cell.partitions) for cell in cells] == [(schedule, partitions)]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from gpipe_bench.cli import main
+from gpipe_bench.cli.cells import row_words
 from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.hardware.profile import PROFILES
+from gpipe_bench.util.choices import BACKWARDS, FLAVOURS
 
 SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)
 PUBLISHED = ("--model-args", "depth=5;B=5;C=64", "--balance", "34-76-70-61", "--flavour", "published")
@@ -72,10 +76,20 @@ def test_other_settings_have_no_published_value(call):
 
 def test_without_a_balance_all_is_on_one_device(call):
     _, out, _ = call("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
-    assert "1 partitions (29)" in out
+    assert "1 partition (29)" in out
 
 
 ARGS = ("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
+
+
+@pytest.mark.parametrize("schedule", TWO_PER_DEVICE)
+def test_the_number_of_devices_stands_beside_the_throughput(call, schedule):
+    status, out, _ = call(*ARGS, "--chunks", 4, "--balance", "7-7-7-8", "--schedule", schedule)
+    assert status == 0
+    assert re.search(r"4 partitions .*\bon 2 x .*samples/s simulated.* over 2 devices", out, re.DOTALL)
+    status, _, error = call(*ARGS, "--balance", "14-15", "--schedule", schedule, "--devices", 2)
+    assert status == 2
+    assert "devices must be at most 1 for 2 partitions, got 2" in error
 
 
 @pytest.mark.parametrize(("schedule", "partitions"), [((), 3), (("--schedule", "zb_v"), 6)])
@@ -192,3 +206,9 @@ def test_bad_input_is_a_line_per_problem(call, arguments, problems):
     lines = err.splitlines()
     assert len(lines) == len(problems)
     assert all(line.startswith(f"error: {problem}") for line, problem in zip(lines, problems, strict=True))
+
+
+def test_lines_of_cells_tell_apart_who_runs_the_model():
+    row = Row(evidence="simulated", partitions=2, chunks=4, variant="dep-x-x", throughput_samples_per_s=1.0)
+    rows = [replace(row, backward=kind, flavour=flavour) for kind in BACKWARDS for flavour in FLAVOURS]
+    assert len({row_words(row) for row in rows}) == len(rows)

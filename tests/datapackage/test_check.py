@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from gpipe_bench.bench.datapackage.check import check_folder
@@ -14,8 +15,11 @@ from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import Row
-from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.tables import csv_text, header_of
 from tests.bench.cells_of import ok_result
+from tests.project.pages import PAGES
+
+_ROW = ["cell", "repeat", "partitions", "balance"]
 
 
 def edit(path, old, new):
@@ -26,6 +30,31 @@ def edit(path, old, new):
 
 def test_the_reference_results_are_valid():
     assert check_folder(REFERENCE_FOLDER) == []
+
+
+def test_lines_of_devices_name_partitions_of_their_row():
+    for path in sorted(REFERENCE_FOLDER.rglob("*_devices.csv")):
+        rows = pd.read_csv(path.with_name(path.name.replace("_devices.csv", ".csv")), usecols=_ROW)
+        lines = pd.read_csv(path).merge(rows, on=["cell", "repeat"], suffixes=("", "_row"))
+        index = lines["device"].str.partition(":")[2].replace("", "0").astype(int)
+        assert (lines["device_index"] == index).all(), path
+        assert (lines["partition"].isna() | (lines["partition"] < lines["partitions"])).all(), path
+        several = lines.groupby(["cell", "repeat"])["cell"].transform("size") < lines["partitions"]
+        assert (lines["partition"].isna() == several).all(), path
+        balances = lines["balance"].str.split("-")
+        own = [int(some[int(j)]) for some, j in zip(balances, lines["partition"], strict=True) if pd.notna(j)]
+        assert lines["layers"][~several].tolist() == own, path
+
+
+def test_a_documented_groupby_keeps_every_row():
+    documented = re.findall(r"\b(\w+)\.groupby\((.*?)\)\[", PAGES["docs/results.md"])
+    assert len(documented) == 2
+    for path in sorted(REFERENCE_FOLDER.rglob("*.csv")):
+        if header_of(path) == list(Row.columns()):
+            rows = pd.read_csv(path)
+            for name, arguments in documented:
+                groups = eval(f"{name}.groupby({arguments})", {name: rows})
+                assert groups.size().sum() == len(rows), path
 
 
 def test_a_changed_number_is_noticed(package):

@@ -49,6 +49,30 @@ def test_replicas_that_differ(options, name, tmp_path):
         assert f"on rank {rank % 2 + 2};" in message
 
 
+def crossed(rank):
+    """The replicas of a process have the other partition, or the process has the wrong mesh."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+    Pipe(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), [1, 1], mesh=mesh["pipeline"], replicas=mesh["pipeline"])
+
+
+def test_replicas_that_have_other_partitions(tmp_path):
+    for kind, message in run_processes(SIZE, tmp_path, crossed):
+        assert kind == "ValueError"
+        assert "the own partitions must be the same in all processes, got [0] on rank" in message
+
+
+def weighted(rank):
+    pipe = made()
+    inputs = torch.ones(4, 3)
+    pipe.step(
+        inputs, inputs, lambda output, target: (output - target).abs().mean(), reduction=lambda part: 2 * len(part)
+    )
+
+
+def test_a_function_may_say_how_a_loss_is_reduced(tmp_path):
+    assert run_processes(SIZE, tmp_path, weighted) == [None] * SIZE
+
+
 def evaluate(pipe):
     with torch.no_grad():
         pipe(torch.ones(4, 3))

@@ -134,6 +134,11 @@ def test_a_layer_can_catch_a_full_device_amid_the_step(found):
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
+        ({"devices": [0, 1, 2]}, "devices must have a number for each of the 2 devices of the schedule, got 0"),
+        (
+            {"devices": [0, 1], "schedule": "zb_v"},
+            "for each of the 1 devices of the schedule, got 0, 1",
+        ),
         ({"devices": [0, 16]}, "devices must be numbers below 16, got 16; number them from 0 on"),
         ({"checkpoint": "some"}, "checkpoint must be one of always, except_last, never, got 'some'"),
         ({"steps": 1, "chunks": 0}, "steps must be a whole number of at least 2, got 1"),

@@ -18,6 +18,7 @@ from gpipe_bench.results.rows import Row
 from tests.models.test_vision_packages import ABSENT, write_torchvision
 from tests.overlaps import partial_overlaps
 from tests.processes import command
+from tests.project.pages import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "emulated" / "planted_race.py"
@@ -50,6 +51,12 @@ def test_one_gpu_needs_what_was_measured(variant):
     measured = {row.peak_allocated_gib for row in rows if row.variant == variant and row.status == "ok"}
     # Workspaces of cuDNN are missing.
     assert 0.85 * max(measured) <= allocated <= min(measured)
+
+
+def test_the_page_shows_what_is_printed():
+    run = emulate(EXAMPLE, "--devices", 2, "--profile", "h100")
+    assert run.returncode == 0, run.stderr
+    assert "\n".join(run.stdout.splitlines()[:2]) in PAGES["docs/emulator.md"]
 
 
 def test_without_a_script_a_balance_is_found_for_a_cell():

@@ -15,7 +15,7 @@ from tests.engine.support import Outcome, trained
 
 DOUBLE = TWO_PER_DEVICE
 """Schedules with several partitions on each device, here two."""
-SPLIT = ("zb_h1", "zb_h2", "zb_1p", "zb_2p", "zb_v", "v_half", "v_min")
+SPLIT = ("zb_h1", "zb_h2", "zb_1p", "zb_2p", "interleaved_zb", "zb_v", "v_half", "v_min")
 """Schedules whose backward passes are cut into I and W."""
 ALL = (None, *SCHEDULES)
 """The paper's executor, and every schedule."""

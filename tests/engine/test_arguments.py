@@ -10,7 +10,15 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe, WithDevice
-from gpipe_bench.errors import BalanceError, DeviceCountError, GpipeBenchError, PlacementError, SkipLayoutError
+from gpipe_bench.errors import (
+    BalanceError,
+    DeviceCountError,
+    GpipeBenchError,
+    PlacementError,
+    ScheduleError,
+    SkipLayoutError,
+)
+from gpipe_bench.schedules import SCHEDULES
 from tests.engine.support import Mix, Pop, Stash
 
 
@@ -120,6 +128,25 @@ def test_refused(name):
     attempt, error, message = REFUSED[name]
     with pytest.raises(error, match=re.escape(message)):
         attempt()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("n", [2, 4, 6])
+@pytest.mark.parametrize("count", range(1, 8))
+def test_each_device_has_a_partition_or_is_refused(schedule, n, count):
+    try:
+        pipe = make(module(n), [1] * n, devices=["cpu"] * count, schedule=schedule)
+    except (DeviceCountError, ScheduleError):
+        return
+    # More devices than partitions may be there where each partition has its own, as in torchgpipe.
+    assert len(set(pipe._pipeline.rows)) == min(n, count)
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", "v_half", "v_min", "dualpipe_v"])
+def test_devices_that_a_schedule_leaves_idle_are_named(schedule):
+    rule = "devices must be at most 1 for 2 partitions of a schedule that puts several on each, got 2, of which 1"
+    with pytest.raises(DeviceCountError, match=f"{rule} would stay idle; pass 1, or a balance of 4 partitions"):
+        make(schedule=schedule)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA, got one with it")

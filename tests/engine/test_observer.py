@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gpipe_bench import Components
 from gpipe_bench.results.timeline import COMPUTE_KINDS, KINDS
 from gpipe_bench.schedules import SCHEDULES, named_schedule
+from gpipe_bench.schedules.table import LOOP
 from tests.engine.steps import DOUBLE, mean_loss, samples, scheduled, targets
 from tests.engine.support import (
     FACTORIAL,
@@ -85,7 +86,7 @@ def test_every_task_of_a_schedule_is_seen_once(schedule, checkpoint):
     whole = [*grid("R", range(recomputed), range(4)), *(f"{kind}{i},{j}" for kind, i, j in actions)]
     assert watch.names("FRBIW") == sorted(whole)
     # the turning point of a V is within a device
-    crossed = [1, 3] if schedule in DOUBLE and schedule not in ("interleaved", "looped_bfs") else [1, 2, 3]
+    crossed = [1, 3] if schedule in DOUBLE and schedule not in LOOP else [1, 2, 3]
     assert watch.names("Cc") == sorted([*grid("C", range(M), crossed), *grid("c", range(M), crossed)])
     assert {seen.finished for seen in watch.seen} == {1}
 

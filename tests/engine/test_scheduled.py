@@ -15,6 +15,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from gpipe_bench import Components, is_recomputing
 from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules.table import LOOP
 from tests.engine.steps import ALL, DOUBLE, SPLIT, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import (
     MODES,
@@ -135,7 +136,7 @@ def test_with_two_partitions_per_device_one_thread_runs_both(schedule):
     for j, layer in enumerate(layers):
         layer.register_forward_hook(lambda *_, j=j: threads[j].add(threading.current_thread().name))
     scheduled(layers, [1] * 4, schedule, chunks=3).step(samples(6, 3), targets(6), mean_loss)
-    other = 2 if schedule in ("interleaved", "looped_bfs") else 3
+    other = 2 if schedule in LOOP else 3
     assert [len(names) for names in threads] == [1] * 4
     assert threads[0] == threads[other]
     assert len(set.union(*threads)) == 2

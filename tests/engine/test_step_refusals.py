@@ -207,7 +207,9 @@ def test_something_that_is_no_action_is_named(action):
 
 def test_a_function_may_give_lists():
     given = one_by_one(4, 4)
-    pipe = GPipe(chain(), [1] * 4, devices=["cpu"] * 4, chunks=4, schedule=lambda m, n: one_by_one(m, n).devices)
-    same = GPipe(chain(), [1] * 4, devices=["cpu"] * 4, chunks=4, schedule=given)
+    pipe = GPipe(
+        chain(), [1] * 4, devices=["cpu"] * len(given.devices), chunks=4, schedule=lambda m, n: one_by_one(m, n).devices
+    )
+    same = GPipe(chain(), [1] * 4, devices=["cpu"] * len(given.devices), chunks=4, schedule=given)
     same.load_state_dict(pipe.state_dict())
     assert torch.equal(pipe.step(samples(8, 3), targets(8), mean_loss), same.step(samples(8, 3), targets(8), mean_loss))

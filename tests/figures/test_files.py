@@ -90,6 +90,13 @@ def test_suffixes_are_added_to_a_stem_with_a_point(tmp_path):
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in paths)
 
 
+@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
+def test_a_suffix_of_a_picture_is_not_written_twice(tmp_path, suffix):
+    rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
+    paths = ABLATION.draw(rows, tmp_path / f"ablation.v1{suffix}")
+    assert [path.name for path in paths] == ["ablation.v1.svg", "ablation.v1.pdf", "ablation.v1.png"]
+
+
 def test_a_failed_write_leaves_the_old_files_alone(tmp_path, monkeypatch):
     rows = write_rows(tmp_path / "rows.csv", [ablation_row("baseline", throughput_samples_per_s=1.0)])
     out = tmp_path / "figures"

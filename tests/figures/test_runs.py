@@ -51,6 +51,13 @@ def test_a_name_that_is_no_label_is_refused_with_the_nearest():
         choose_run(recorded("dep-str-ptl"), [ablation_row("dep-str-ptl")], "dep-str-plt")
 
 
+def test_labels_are_listed_once():
+    with pytest.raises(ConfigError) as caught:
+        choose_run(recorded("dep-str-ptl"), [ablation_row("dep-str-ptl")], "nope")
+    listed = str(caught.value).rpartition("use one of ")[2].split(", ")
+    assert len(listed) == len(set(listed)) == 32
+
+
 def test_a_label_that_was_not_recorded_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"must be one that was recorded, got 'dep-str-ptl'.*use 'dep-str-x'"):
         choose_run(recorded("dep-str-x"), [ablation_row("dep-str-x")], "dep-str-ptl")

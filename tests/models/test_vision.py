@@ -310,6 +310,7 @@ def test_a_forward_that_depends_on_values_is_refused() -> None:
     [
         ("timm/vit_base_patch16_22", "use 'timm/vit_base_patch16_224'"),
         ("torchvision/resnet1O1", "use 'torchvision/resnet101'"),
+        ("timm/nope", " models of timm, such as 'timm/"),
     ],
 )
 def test_an_unknown_name_is_one_error_with_the_nearest(name: str, hint: str) -> None:

@@ -32,7 +32,6 @@ NOT_RUN = {
     "conda": "downloads an environment; a test of the locks reads its file",
     "pip install": "installs; the job of the wheel does so in an environment of its own",
     "torchrun --nnodes": "needs two hosts; tests/distributed/test_two_hosts.py has two network namespaces",
-    "diff -r figures/redrawn": "compares what Snakemake drew; tests/figures redraws and compares every figure",
     "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
     "gpipe-bench predictions": "20 s; tests/bench/test_predictions.py runs it",
     "gpipe-bench gpu": "ten minutes, on a GPU; tests/bench/test_session.py rehearses it on the CPU",
@@ -112,6 +111,15 @@ def test_quick_commands_run(page, clone, monkeypatch):
                 subprocess.run(words, check=True)
 
 
+@pytest.mark.timeout(600)  # a minute on an idle machine
+def test_every_committed_figure_is_redrawn_by_the_command_of_its_claim(clone):
+    (line,) = [line for line in lines(PAGES["docs/claims.md"]) if "diff -r" in line]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    given = {**os.environ, "PATH": path, "PYTHONPATH": str(clone)}
+    done = subprocess.run(line, shell=True, cwd=clone, env=given, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 def test_what_is_not_run_is_there():
     for start in NOT_RUN:
         assert all_commands(*start.split()), f"no page has {start}: take it from the list"
@@ -136,7 +144,7 @@ def test_commands_and_options_exist(words):
         name, *words = words
         assert name in command.commands
         command = command.commands[name]
-    options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
     own = takewhile(lambda word: word != "--", words)  # what follows belongs to the script
     assert {word for word in own if word.startswith("--")} <= options
 

@@ -10,23 +10,25 @@ import pytest
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, Durations, check, drawn, in_flight, named_schedule, timing, to_csv
+from gpipe_bench.schedules.actions import in_pairs
 from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
 from gpipe_bench.schedules.search import zb_1p, zb_2p
-from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.schedules.table import LOOP, TWO_PER_DEVICE
 from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
-from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
+from gpipe_bench.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 PICTURES = {
     gpipe: (4, 3),
     one_f_one_b: (4, 3),
     interleaved: (2, 4, 2),
+    interleaved_zb: (2, 4, 2),
     looped_bfs: (2, 4, 2),
     zb_h1: (4, 3),
     zb_h2: (5, 3),
     zb_1p: (4, 3),
     zb_2p: (5, 3),
-    zb_v: (2, 2),
+    zb_v: (3, 2),
     v_half: (2, 2),
     v_min: (2, 2),
     dualpipe_v: (2, 2),
@@ -34,14 +36,14 @@ PICTURES = {
 
 
 def partitions(name, devices, v=2):
-    return devices * (1 if name not in TWO_PER_DEVICE else v if name in ("interleaved", "looped_bfs") else 2)
+    return devices * (1 if name not in TWO_PER_DEVICE else v if name in LOOP else 2)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_size_can_run(name):
     for devices in range(1, 9):
         for m in range(1, 10):
-            for v in (1, 2, 3) if name in ("interleaved", "looped_bfs") else (2,):
+            for v in (1, 2, 3) if name in LOOP else (2,):
                 n = partitions(name, devices, v)
                 facts = check(named_schedule(name, m, n, devices))
                 assert (facts.microbatches, facts.partitions) == (m, n)
@@ -62,7 +64,9 @@ def test_activations_in_flight(n):
     assert held["gpipe"] == (m,) * n
     assert held["1f1b"] == tuple(n - j for j in range(n))
     assert max(held["zb_h1"]) == n
+    assert max(held["zb_1p"]) == n
     assert max(held["zb_h2"]) == 2 * n - 1
+    assert max(held["zb_2p"]) == 2 * n
     # Partitions of the schedules with two on each device have half the size.
     assert max(held["zb_v"]) == 2 * n
     assert max(held["v_half"]) <= n + 2
@@ -81,10 +85,8 @@ def test_bubbles_are_those_of_the_papers(m, n):
     assert idle["interleaved"] == idle["looped_bfs"] == 1.5 * (n - 1)
     # T_F + T_B - T_W for every device but one: a third of 1F1B's.
     assert idle["zb_h1"] == idle["zb_1p"] == n - 1
-    # Half a unit for every device that the first micro-batch comes through.
-    assert idle["zb_v"] == 0.5 * (n - 1)
-    # As much without overlap, from 2 p micro-batches on.
-    assert m < 2 * n or idle["dualpipe_v"] == 0.5 * (n - 1)
+    # Half a unit for every device that the first micro-batch comes through, from 2 p - 1 micro-batches on.
+    assert m < 2 * n or idle["zb_v"] == idle["dualpipe_v"] == 0.5 * (n - 1)
     # Half of 1F1B's, to half a unit.
     assert idle["v_half"] <= 1.5 * (n - 1)
     # Two thirds of 1F1B's, to half a unit.
@@ -98,11 +100,22 @@ def _idle(schedule, m):
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-@pytest.mark.parametrize("function", [zb_h2, zb_2p])
-def test_two_schedules_have_no_pause_between_first_and_last_action(function, n):
-    schedule = function(3 * n, n)
-    times = timing(schedule)
-    assert [times.end[row[-1]] - times.start[row[0]] for row in schedule.devices] == [9 * n] * n
+@pytest.mark.parametrize("name", ["zb_h2", "zb_2p", "zb_v"])
+def test_three_schedules_have_no_pause_between_first_and_last_action(name, n):
+    for m in range(2 * n - 1 if name == "zb_v" else 3 * n, 4 * n + 1):
+        found = timing(named_schedule(name, m, partitions(name, n), n))
+        assert found.spans == found.busy
+        assert found.span_bubble == 0
+
+
+@pytest.mark.parametrize("p", range(3, 10))
+def test_lengths_and_memory_of_v_half_and_v_min(p):
+    """As their authors' lists have them, in units of a pass through a half."""
+    half, least = (named_schedule(name, 3 * p, 2 * p, p) for name in ("v_half", "v_min"))
+    assert timing(half).makespan - 18 * p == (3 * p - 7 if p % 2 == 0 else 3 * p - 4)
+    assert timing(least).makespan - 18 * p == (4 * p - 7 if p % 3 == 0 else 4 * p - 5)
+    assert max(in_flight(half)) == p + 2 - p % 2
+    assert max(in_flight(least)) == (p + 4) // 3 * 2
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 4), (4, 1), (8, 4), (32, 8)])
@@ -116,7 +129,9 @@ def test_which_schedules_end_their_forward_passes_first():
 
 
 def test_partitions_lie_where_the_papers_put_them():
-    assert interleaved(2, 6, 3).placement == looped_bfs(2, 6, 3).placement == (0, 1, 2, 0, 1, 2)
+    assert {function(2, 6, 3).placement for function in (interleaved, interleaved_zb, looped_bfs)} == {
+        (0, 1, 2, 0, 1, 2)
+    }
     assert (
         zb_v(2, 3).placement
         == v_half(2, 3).placement
@@ -138,7 +153,8 @@ def test_dualpipe_v_is_pytorchs_own(m, p):
 def test_fewer_micro_batches_than_dualpipe_v_needs_leave_out_the_last_ones():
     few, enough = dualpipe_v(3, 2), dualpipe_v(4, 2)
     assert few.devices == tuple(tuple(action for action in row if action.i < 3) for row in enough.devices)
-    assert few.pairs == {action for action in enough.pairs if few.overlapping >= {action}}
+    pairs = [unit for row in enough.devices for unit in in_pairs(row, enough.pairs) if len(unit) == 2]
+    assert few.pairs == {first for first, second in pairs if max(first.i, second.i) < 3}
     check(few)
 
 

@@ -6,19 +6,24 @@ import csv
 from collections import defaultdict
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import (
+    SCHEDULES,
     Action,
     Durations,
     Schedule,
     check,
+    in_flight,
     named_schedule,
     searched,
     timing,
     with_recomputation,
 )
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 ONE = Schedule.of([[("F", 0, 0), ("B", 0, 0)], [("F", 0, 1), ("B", 0, 1)]])
 
@@ -63,12 +68,42 @@ def test_partitions_on_one_device_need_no_transfer():
     assert timing(two, transfer=[[7]]).makespan == 6
 
 
-def test_the_actions_of_a_pair_are_shorter_where_overlap_is_worth_something():
-    row = [("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0)]
-    schedule = Schedule.of([row], [Action("F", 1, 0)])
-    assert timing(schedule, Durations(1, 2, 1)).makespan == 8
-    assert timing(schedule, Durations(1, 2, 1), overlap=0.75).makespan == 1 + 0.75 * (1 + 3) + 3
-    assert timing(with_recomputation(schedule, 1), Durations(1, 2, 1), overlap=0.75).makespan == 9
+def test_a_pair_is_one_action_in_time():
+    rows = [[("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0)], [("F", 0, 1), ("B", 0, 1), ("F", 1, 1), ("B", 1, 1)]]
+    schedule, forward, backward = Schedule.of(rows, [Action("F", 1, 0)]), Action("F", 1, 0), Action("B", 0, 0)
+    alone, together = timing(schedule, Durations(1, 2, 1)), timing(schedule, Durations(1, 2, 1), overlap=0.75)
+    assert (alone.start[forward], alone.start[backward], alone.makespan) == (1, 5, 12)
+    # It starts with the gradient of micro-batch 0, though F needs nothing, and micro-batch 1 leaves it at its end.
+    assert together.start[forward] == together.start[backward] == 5
+    assert together.end[forward] == together.end[backward] == together.start[Action("F", 1, 1)] == 8
+    assert (together.makespan, together.busy) == (15, (7, 8))
+    assert timing(with_recomputation(schedule, 1), Durations(1, 2, 1), overlap=0.75).makespan == 13
+
+
+@pytest.mark.parametrize("overlap", [1, 0.9, 0.8, 0.7])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (2, 7), (4, 8), (4, 20), (6, 13), (8, 16), (8, 20)])
+def test_the_bubble_of_dualpipe_v_is_the_one_that_its_authors_print(p, m, overlap):
+    """README of deepseek-ai/DualPipe: (PP - 1) (F&B + B - 3 W)."""
+    found = timing(named_schedule("dualpipe_v", m, 2 * p, p), overlap=overlap)
+    assert found.makespan - min(found.busy) == pytest.approx((p - 1) * (3 * overlap + 2 - 3))
+
+
+def test_pairs_that_wait_for_each_other_are_refused():
+    """The second device needs F of the first one's pair for the B that the pair waits for."""
+    rows = [[("F", 0, 0), ("B", 0, 0)], [("F", 0, 1), ("B", 0, 1)]]
+    schedule = Schedule.of(rows, [Action("F", 0, 0)])
+    assert timing(schedule).makespan == 6
+    with pytest.raises(ScheduleError, match="deadlock: device 0 waits with F"):
+        timing(schedule, overlap=0.9)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_times_and_overlap_must_be_finite_numbers_from_0(value):
+    for times in ((value, 1, 1), (1, value, 1), (1, 1, value)):
+        with pytest.raises(ScheduleError, match="durations must be 0 or more, got"):
+            Durations(*times)
+    with pytest.raises(ScheduleError, match="overlap must be 0 or more, got"):
+        timing(ONE, overlap=value)
 
 
 def test_two_definitions_of_the_bubble():
@@ -118,7 +153,7 @@ def test_printed_bubbles_of_searched_schedules(printed, name, batches):
     for (_, p, m), values in printed.items():
         if p * m <= 16 * 48:
             one, transfer = durations(values), values["", "t_comm_ms"]
-            schedule = searched(m, p, batches * p, one, transfer)
+            schedule = searched(m, p, batches * p, one, transfer, kept=0.5)
             check(schedule)
             bubble = timing(schedule, one, transfer).span_bubble
             differences.append(round(bubble - values[name, "span_bubble_fraction"], 4))
@@ -127,9 +162,48 @@ def test_printed_bubbles_of_searched_schedules(printed, name, batches):
     assert max(differences) <= 0.0013
 
 
-def test_a_search_keeps_to_its_memory():
-    for row in searched(16, 4, 5).devices:
-        held = 0.0
-        for kind, _, _ in row:
-            held += {"F": 1.0, "I": -0.5, "W": -0.5}[kind]
-            assert held <= 5
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.75, 1.0])
+def test_a_search_keeps_to_its_memory(kept):
+    for limit in (1, 2, 5, 7.5):
+        schedule = searched(16, 4, limit, kept=kept)
+        check(schedule)
+        assert kept < 1 or max(in_flight(schedule)) <= limit
+        for row in schedule.devices:
+            held = 0.0
+            for kind, _, _ in row:
+                held += {"F": 1.0, "B": -1.0, "I": kept - 1, "W": -kept}[kind]
+                assert held <= limit
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 20),
+    p=st.integers(1, 8),
+    limit=st.integers(1, 17),
+    times=st.tuples(*[st.sampled_from([0.5, 1, 1.3, 2])] * 3),
+    transfer=st.sampled_from([0, 0.1, 0.3, 1]),
+)
+@example(m=16, p=8, limit=8, times=(1, 1, 1), transfer=0.1)
+def test_a_search_is_never_longer_than_a_named_schedule_in_the_same_memory(m, p, limit, times, transfer):
+    own = Durations(*times)
+    found = timing(searched(m, p, limit, own, transfer), own, transfer)
+    for name in set(SCHEDULES) - set(TWO_PER_DEVICE):
+        schedule = named_schedule(name, m, p, p)
+        if max(in_flight(schedule)) <= limit:
+            other = timing(schedule, own, transfer)
+            assert round(max(found.spans) - max(other.spans), 9) <= 0, name
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"limit": 0.5}, "limit must be at least 1 micro-batch, got 0.5"),
+        ({"limit": float("nan")}, "limit must be at least 1 micro-batch, got nan"),
+        ({"kept": 1.5}, "kept must be a share from 0 to 1, got 1.5"),
+        ({"transfer": float("nan")}, "transfer times must be 0 or more, got nan"),
+        ({"m": 0}, "micro-batches and partitions must be 1 or more, got 0 and 2"),
+    ],
+)
+def test_a_search_needs_numbers_in_their_ranges(given, words):
+    with pytest.raises(ScheduleError, match=words):
+        searched(**{"m": 4, "n": 2, "limit": 2, **given})

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules import SCHEDULES, check, named_schedule, read_csv, to_csv, with_recomputation
+from gpipe_bench.schedules import SCHEDULES, Schedule, check, named_schedule, read_csv, to_csv, with_recomputation
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 
@@ -27,11 +27,34 @@ def test_empty_fields_and_spaces_are_passed_over():
     check(schedule)
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n\r\n", "\n \n\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_marks_of_editors_are_no_part_of_a_schedule(start, end):
+    schedule = named_schedule("zb_h1", 3, 2, 2)
+    assert read_csv(start + to_csv(schedule).rstrip() + end) == schedule
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_pytorch_adds_to_a_schedule_is_passed_over(name):
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    n = 6 if name in TWO_PER_DEVICE else 3
+    schedule = named_schedule(name, 4, n, 3)
+    # Communication is added to pairs when PyTorch runs them.
+    alone = Schedule(schedule.devices)
+    fields = [row.split(",") for row in to_csv(alone).splitlines()]
+    actions = {rank: [schedules._Action.from_str(field) for field in row] for rank, row in enumerate(fields)}
+    sharded = {rank: schedules._add_unshard_reshard(row) for rank, row in actions.items()}
+    lowered = schedules._add_send_recv(sharded, schedule.placement.__getitem__, n)
+    text = "".join(",".join(map(str, row)) + "\n" for row in lowered.values())
+    assert "SEND_F" in text
+    assert "UNSHARD" in text
+    assert read_csv(text) == alone
+
+
 def test_a_pair_is_two_actions_one_after_the_other():
     schedule = read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
     assert schedule.devices == read_csv("0F0,0F1,0B0,0B1\n").devices
     assert schedule.pairs == {("F", 1, 0)}
-    assert schedule.overlapping == {("F", 1, 0), ("B", 0, 0)}
     assert to_csv(schedule) == "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n"
 
 
@@ -46,7 +69,11 @@ def test_pytorch_reads_what_is_written():
     ("text", "words"),
     [
         ("", "a schedule must have an action, got none"),
-        ("0F0,0SEND_F0\n", "got '0SEND_F0' in line 1; leave out communication"),
+        ("0F0,0B0\n\n1F0,1B0\n", "must have the actions of a device, got none in line 2; remove it"),
+        ("0F0,0B0\n,,\n1F0,1B0\n", "must have the actions of a device, got none in line 2; remove it"),
+        ("0F0,0B0\n1RECV_F0,1SEND_B0\n", "must have the actions of a device, got none in line 2; remove it"),
+        ("0F0,0SEND\n", "got '0SEND' in line 1; correct it"),
+        ("0F0,0SEND_F\n", "got '0SEND_F' in line 1; correct it"),
         ("0F0\n1G0\n", "got '1G0' in line 2"),
         ("0F0,(0F1;0SEND_B0)OVERLAP_F_B\n", "got '(0F1;0SEND_B0)OVERLAP_F_B' in line 1"),
         ("0F" + "9" * 5000, "got '0F99"),

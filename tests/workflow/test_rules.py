@@ -63,11 +63,23 @@ def test_what_is_not_used(word):
 
 
 def test_every_wildcard_is_constrained():
-    used = set(re.findall(r"(?<![\w.]){(\w+)}", re.sub(r"(?s:expand\(.*?\),\n)|shell:.*", "", TEXT)))
+    used = set(re.findall(r"(?<![\w.]){(\w+)}", re.sub(r"(?s:expand\(.*?\),\n)|glob_wildcards\(.*|shell:.*", "", TEXT)))
     parts = ((ROOT / "Snakefile").read_text() + TEXT).split("wildcard_constraints:")[1:]
     constrained = "".join(part.split("\n\n")[0] for part in parts)
     assert used >= {"cell", "experiment", "variant"}
     assert used <= set(re.findall(r"(\w+)=", constrained))
+
+
+def test_what_the_catalogue_of_workflows_reads_is_yaml():
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert usage["mandatory-flags"]["flags"] == "--cores 1"
+
+
+@pytest.mark.parametrize("profile", sorted((ROOT / "profiles").glob("*/profile.yaml")), ids=str)
+def test_a_profile_shows_the_logs_of_jobs_that_fail(profile):
+    settings = yaml.safe_load(profile.read_text())
+    assert settings["show-failed-logs"] is True
+    assert not {"rules", "all"} & set(settings.get("quiet", ()))
 
 
 def test_timed_jobs_take_turns():

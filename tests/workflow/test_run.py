@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -171,6 +172,29 @@ def test_a_second_run_does_nothing(run):
     assert again.returncode == 0
     assert "Nothing to be done" in again.stdout
     assert {name: (place / name).stat().st_mtime_ns for name in files(place, "results", "figures")} == before
+
+
+def test_a_job_that_fails_shows_why(place, snakemake):
+    table = place / "results/reference/simulated/p40/ablation.csv"
+    table.write_text(table.read_text().replace(",ok,", ",fine,", 1))
+    done = snakemake("figures/redrawn/simulated-p40/ablation.svg")
+    assert done.returncode == 1
+    assert "error: table must have the digest that datapackage.json records" in done.stdout
+
+
+def test_make_ends_with_the_table_when_nothing_is_to_be_done_too(run):
+    place, _ = run
+    programs = {".venv/bin/python": "", ".venv/bin/snakemake": "-m snakemake", "scripts/setup.sh": "-c ''"}
+    for name, words in programs.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (place / name).chmod(0o755)
+    command = ["make", "--file", str(ROOT / "Makefile"), "ablation", "ARGS=--configfile tiny.yaml"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to be done" in done.stderr
+    for word in ("baseline", "plain loop", "results/ablation.csv"):
+        assert word in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,12 @@ rule figures:
     """Redraw every committed figure from the reference tables."""
     input:
         PLAN.reference_figures,
+        rules.redraw_peers.output,
+        rules.redraw_transparency.output,
 
 
 rule redraw:
-    """Draw all figures of the reference tables in one process."""
+    """Draw the figures of the reference tables, but those of studies, in one process."""
     input:
         PLAN.reference_tables,
     output:

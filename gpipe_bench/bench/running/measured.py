@@ -32,6 +32,7 @@ from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.measure.utilization import NvmlUtilization, busy_share
 from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_device_time
 from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.schedules.table import shared_places
 
 _GIB: Final = 2**30
 _TIMELINE_STEPS: Final = 3
@@ -154,9 +155,11 @@ def _total(values: Iterable[float | None]) -> float | None:
 def _device_records(
     cell: MeasuredCell, balance: Sequence[int], shares: Sequence[Breakdown], peaks: Peaks
 ) -> list[dict[str, Any]]:
-    places = cell.placement()
+    places, homes = cell.placement(), cell.homes()
+    shared = shared_places(cell.schedule_devices, cell.devices)
     return [
         {
+            "device_index": shared[homes[j]],
             "partition": j,
             "device": places[j],
             "layers": balance[j],

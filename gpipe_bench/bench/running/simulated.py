@@ -160,30 +160,30 @@ def step_result(
         columns: further columns of the row.
         timeline: whether its timeline is kept.
     """
-    layers = [0] * cell.schedule_devices
-    for device, count in zip(cell.homes(), balance, strict=True):
-        layers[cell.places[device]] += count
     row = step.row(config_sha256=cell.config_sha256, cell=cell.id, **columns)
     times = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
     steps = [{"step": 0, **times}] if step.step_time_ms is not None else []
     events = [event.to_dict() for event in step.events] if timeline else []
-    tables = device_records(step.devices, layers), steps, events
+    tables = device_records(step.devices, balance, [cell.places[home] for home in cell.homes()]), steps, events
     needed = step.shortage.needed_gib if step.shortage else None
     return RawResult(cell.id, row, *tables, cell.configuration, step.bound_by_host, [*step.caveats], needed)
 
 
-def device_records(uses: Iterable[DeviceUse], layers: Sequence[int]) -> list[dict[str, Any]]:
-    """The records of a table of devices.
+def device_records(uses: Iterable[DeviceUse], balance: Sequence[int], placement: Sequence[int]) -> list[dict[str, Any]]:
+    """The records of a table of devices; ``partition`` is empty where a device has several.
 
     Args:
         uses: of the devices of one step.
-        layers: how many each device has.
+        balance: layers per partition.
+        placement: the device of each partition.
     """
+    own = {use.device: [j for j, device in enumerate(placement) if device == use.device] for use in uses}
     return [
         {
-            "partition": use.device,
+            "device_index": use.device,
+            "partition": own[use.device][0] if len(own[use.device]) == 1 else None,
             "device": f"cuda:{use.device}",
-            "layers": layers[use.device],
+            "layers": sum(balance[j] for j in own[use.device]),
             **{name: getattr(use, name) for name in (*PEAKS, *SHARES)},
         }
         for use in uses

@@ -11,9 +11,10 @@ their saved tensors are freed when I has ended.
 The nodes at which W begins run twice: once for the inputs, once for the weights. Only nodes that PyTorch itself defines
 may do so. A user's code runs once, in I, together with the gradients of its weights: custom functions, compiled layers
 and nodes with a hook behind them may write to their gradients, add to attributes of weights, or free what they kept;
-so may hooks that unpack what a node has saved. W notes copies in a graph with such nodes, since they may write to a
-gradient that another node has got as well. For the same reason it gives copies of what it notes to branches in which a
-user's code may be.
+so may hooks that unpack what a node has saved.
+
+Two nodes may get one and the same tensor as their gradient, and a user's code may write to it. So where such code runs
+in I, W notes copies of the gradients. Where such code may be in a branch, the branch gets a copy of what W has noted.
 
 A call of autograd walks over all nodes that its roots lead to. If W began its calls at these nodes, its host time
 would grow with the square of the number of layers. So W calls each node itself, as ``node(*grads)``, within a task of

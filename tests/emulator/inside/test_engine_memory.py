@@ -173,9 +173,10 @@ def peaks_of(schedule, m, nbytes=4000):
     return peaks, in_flight(named_schedule(schedule, m, n, len(places)))
 
 
-@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in {"gpipe", "looped_bfs", "zb_2p"}])
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in {"gpipe", "looped_bfs"}])
 def test_memory_does_not_grow_with_the_number_of_microbatches(schedule):
-    (some, in_flight_some), (many, in_flight_many) = peaks_of(schedule, 8), peaks_of(schedule, 16)
+    # Multiples of the number of devices, which interleaved schedules ask for.
+    (some, in_flight_some), (many, in_flight_many) = peaks_of(schedule, 9), peaks_of(schedule, 18)
     assert in_flight_some == in_flight_many
     assert many == pytest.approx(some, abs=0.1)
 

@@ -1,0 +1,393 @@
+"""A traced step, read from one of our timelines, or from what the PyTorch profiler wrote on the ranks of a pipeline.
+
+``torch.distributed.pipelining`` marks each action with a range such as ``PP:0F3``, or ``Forward 3`` where a rank has
+one stage; there is a file for each rank. A range of the host also holds the time that its action waits for a message:
+
+    rank 0   |------ F(0,0) ------|------ F(1,0) ------|
+    rank 1   |-- waits ----------------- F(0,1) ------|
+
+An action ends with its range. It starts when three things have happened: its range has begun, what it needs has come,
+and the action before it on its device has ended.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.breakdown import Interval
+from gpipe_bench.results.timeline import COPY_KINDS, KINDS, TimelineEvent
+from gpipe_bench.schedules import Action, Schedule
+from gpipe_bench.schedules.actions import needs
+
+_LETTERS: Final = {"forward": "F", "recompute": "R", "backward": "B", "backward_inputs": "I", "backward_weights": "W"}
+_KINDS: Final = {letter: kind for kind, letter in _LETTERS.items()}
+_RANGE: Final = re.compile(r"(\d+)(F|B|I|W|RECV_F|RECV_B)(\d+)")
+_OF_ONE_STAGE: Final = re.compile(r"(Forward|Backward) (\d+)")
+_MESSAGES: Final = re.compile(r"PP:(\d+)(SEND_F|RECV_B)\d+")
+_CLOCK_ERROR: Final = 0.01, 1000.0
+"""By how much the clocks of ranks may differ: a share of the step, and microseconds, whichever is more."""
+_NAMED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a trace.
+
+    Attributes:
+        devices: their names.
+        events: of the step; ``partition`` is the pipeline's, ``device`` one of :attr:`devices`.
+        on_host: whether the ranges are the host's, not those of a GPU.
+        pairs: forward passes that overlap the backward pass after them.
+    """
+
+    devices: tuple[str, ...]
+    events: tuple[TimelineEvent, ...]
+    on_host: bool = False
+    pairs: frozenset[Action] = frozenset()
+
+    @property
+    def issued(self) -> bool:
+        """Whether the trace says when the host issued an action."""
+        return all(math.isfinite(event.issue_us) for event in self.events)
+
+    @property
+    def start_us(self) -> float:
+        """The first start."""
+        return min(event.start_us for event in self.events)
+
+    @property
+    def length_us(self) -> float:
+        """From the first start to the last end."""
+        return max(event.end_us for event in self.events) - self.start_us
+
+    @property
+    def computations(self) -> Iterator[TimelineEvent]:
+        """All events but copies, in the order of their starts."""
+        ordered = sorted(self.events, key=lambda event: (event.start_us, event.end_us))
+        return (event for event in ordered if event.kind in _LETTERS)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order in which the devices took their actions.
+
+        A partition whose inputs need no gradients has W without I, but waits for the gradients of its results before W.
+        An I of no duration stands where they had arrived.
+        """
+        found = {action_of(event): event for event in self.computations}
+        n = 1 + max(action.j for action in found)
+        order = [(event.start_us, event.end_us, event.device, action) for action, event in found.items()]
+        for action, event in found.items():
+            inputs = Action("I", action.i, action.j)
+            if action.kind == "W" and inputs not in found:
+                ends = [found[one].end_us for one in chain.from_iterable(needs(inputs, n)) if one in found]
+                time = min(max(ends), event.start_us)
+                order.append((time, time, event.device, inputs))
+        order.sort()
+        return Schedule.of(([one[3] for one in order if one[2] == name] for name in self.devices), self.pairs)
+
+
+def action_of(event: TimelineEvent) -> Action:
+    """The action that a computation is."""
+    return Action(_LETTERS[event.kind], event.microbatch, event.partition)
+
+
+def read_step(paths: Sequence[Path]) -> Step:
+    """The last whole step of a trace: one file of ours, or the files of all ranks that the PyTorch profiler wrote.
+
+    Args:
+        paths: JSON files; names that end in ``.gz`` are compressed.
+
+    Raises:
+        ConfigError: a file is no trace, or has no action of a pipeline; the files lack an action, a stage or a rank,
+            are of several replicas, or of clocks that differ.
+    """
+    traces = [_load(path, position) for position, path in enumerate(paths)]
+    ours = [trace for trace in traces if trace.ours]
+    if ours and len(traces) > 1:
+        raise ConfigError([f"a timeline of ours must be explained alone, got {len(traces)} files; name {ours[0].path}"])
+    step = _step_of_ours(ours[0]) if ours else _step_of_ranks(traces)
+    _check_whole(step)
+    return step
+
+
+class _Pass(NamedTuple):
+    """The range of an action, or of a pair, with its rank."""
+
+    rank: int
+    actions: tuple[Action, ...]
+    start: float
+    end: float
+
+
+class _Range(NamedTuple):
+    """A range of a rank: of one action, of both of a pair, or of a message that arrives."""
+
+    names: tuple[tuple[str, str, str], ...]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """What a file holds.
+
+    Attributes:
+        path: the file.
+        rank: as the profiler says it, or else the position among the files.
+        groups: ranks of each process group that has several.
+        ours: the events of a timeline of ours.
+        placement: the device of the schedule for each partition, if the timeline says so.
+        passes: the ranges of a step's computations.
+        arrivals: the ranges of its messages, where they are those of a GPU.
+        on_host: whether the ranges are the host's.
+        sending: stages that send activations to another rank, or receive gradients from one.
+    """
+
+    path: Path
+    rank: int
+    groups: Collection[tuple[int, ...]]
+    ours: Sequence[TimelineEvent]
+    placement: Sequence[int]
+    passes: Sequence[_Range]
+    arrivals: Sequence[_Range]
+    on_host: bool
+    sending: Collection[int]
+
+
+def _load(path: Path, position: int) -> _Trace:
+    try:
+        data = path.read_bytes()
+        trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        rows = [row for row in trace["traceEvents"] if row.get("ph") == "X" and "dur" in row]
+        ours = [_event_of_ours(row) for row in rows if row.get("cat") in KINDS and "partition" in row.get("args", {})]
+        placement = [int(device) for device in trace.get("otherData", {}).get("placement", "").split("-") if device]
+        group = trace.get("distributedInfo", {})
+        world = tuple(range(group.get("world_size", 1)))
+        groups = {world, *(tuple(sorted(one.get("ranks", ()))) for one in group.get("pg_config", ()))}
+        ranges = [row for row in rows if _is_range(str(row.get("name", "")))]
+        on_gpu = [row for row in ranges if row.get("cat") == "gpu_user_annotation"]
+        passes = _of_one_stream(on_gpu, rows) if on_gpu else filter(_is_pass, ranges)
+        sent = [_MESSAGES.fullmatch(str(row.get("name", ""))) for row in rows]
+        read = _Trace(
+            path, group.get("rank", position), [one for one in groups if len(one) > 1], ours, placement,
+            _last_step(map(_range, passes)), _last_step(_range(row) for row in on_gpu if not _is_pass(row)),
+            not on_gpu, {int(one[1]) for one in sent if one},
+        )  # fmt: skip
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError([f"trace must be a Chrome trace in JSON, got {path} ({reason}); name another"]) from error
+    if not (read.passes or any(event.kind in _LETTERS for event in ours)):
+        rule = "trace must have actions of a pipeline: a timeline of ours, or ranges such as PP:0F3"
+        change = "trace pipe.step, or schedule.step with torch.profiler; Schedule1F1B has no ranges, so mark its stages"
+        raise ConfigError([f"{rule}, got none in {path}; {change}"])
+    return read
+
+
+def _is_range(name: str) -> bool:
+    return (name.startswith("PP:") and _RANGE.search(name) is not None) or _OF_ONE_STAGE.fullmatch(name) is not None
+
+
+def _is_pass(row: Mapping[str, Any]) -> bool:
+    return "RECV" not in row["name"]
+
+
+def _range(row: Mapping[str, Any]) -> _Range:
+    """The range of a row; where it does not say the stage, that is empty."""
+    one = _OF_ONE_STAGE.fullmatch(row["name"])
+    start, length = float(row["ts"]), float(row["dur"])
+    names = (("", one[1][0], one[2]),) if one else tuple(_RANGE.findall(row["name"]))
+    return _Range(names, start, start + length)
+
+
+def _of_one_stream(ranges: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The ranges of passes on the stream that computes: NCCL's and FSDP's streams have ranges of the same names.
+
+    It is the stream with the most time in kernels that are not NCCL's, or else the one with the most passes.
+    """
+    work: defaultdict[tuple[Any, Any], float] = defaultdict(float)
+    for row in rows:
+        if row.get("cat") == "kernel" and not str(row["name"]).startswith("nccl"):
+            work[row["pid"], row["tid"]] += float(row["dur"])
+    streams: defaultdict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in filter(_is_pass, ranges):
+        streams[row.get("pid"), row.get("tid")].append(row)
+
+    def weight(stream: tuple[Any, Any]) -> tuple[float, int, float]:
+        own = streams[stream]
+        return work[stream], len({row["name"] for row in own}), sum(float(row["dur"]) for row in own)
+
+    return streams[max(streams, key=weight)] if streams else []
+
+
+def _last_step(ranges: Iterable[_Range]) -> list[_Range]:
+    """The last of the steps that have the most ranges; a step begins with a name that its predecessor has."""
+    steps: list[dict[tuple[tuple[str, str, str], ...], _Range]] = [{}]
+    for one in sorted(ranges, key=lambda one: one.start):
+        if one.names in steps[-1]:
+            steps.append({})
+        steps[-1][one.names] = one
+    most = max(map(len, steps))
+    return [*[step for step in steps if len(step) == most][-1].values()]
+
+
+def _step_of_ours(trace: _Trace) -> Step:
+    ordered = sorted(trace.ours, key=lambda event: event.start_us)
+    found = {(event.kind, event.microbatch, event.partition): event for event in ordered}
+    homes = {event.partition: event.device for event in found.values() if event.kind in _LETTERS}
+    if trace.placement and len(trace.placement) > max(homes, default=-1):
+        homes = {j: f"device {trace.placement[j]} ({name})" for j, name in homes.items()}
+    return _step(found.values(), homes)
+
+
+def _step(events: Collection[TimelineEvent], homes: Mapping[int, str], **facts: Any) -> Step:
+    placed = [replace(event, device=homes[event.partition]) for event in events if event.partition in homes]
+    return Step(tuple(dict.fromkeys(homes[j] for j in sorted(homes))), tuple(placed), **facts)
+
+
+def _event_of_ours(row: Mapping[str, Any]) -> TimelineEvent:
+    facts, start = row["args"], float(row["ts"])
+    return TimelineEvent(
+        str(facts["device"]), "compute" if row["cat"] in _LETTERS else "copy", row["cat"], int(facts["microbatch"]),
+        int(facts["partition"]), float(facts["issue_us"]), start, start + float(row["dur"]), int(facts["bytes"]),
+    )  # fmt: skip
+
+
+def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
+    """The step of the ranks of one pipeline."""
+    ranks = _checked_ranks(traces)
+    homes: dict[int, str] = {}
+    owners: dict[Action, int] = {}
+    passes: list[_Pass] = []
+    for trace in traces:
+        for one in trace.passes:
+            actions = [Action(kind, int(i), int(j or ranks.index(trace.rank))) for j, kind, i in one.names]
+            passes.append(_Pass(trace.rank, tuple(actions), one.start, one.end))
+            for action in actions:
+                homes[action.j] = f"rank {trace.rank}"
+                if owners.setdefault(action, trace.rank) != trace.rank:
+                    got = f"{action} on ranks {owners[action]} and {trace.rank}, which are replicas"
+                    raise ConfigError([f"traces must be of one pipeline, got {got}; name the files of one replica"])
+    following = {stage + 1 for trace in traces for stage in trace.sending}
+    if missing := sorted({*range(max(homes)), *following} - homes.keys()):
+        raise ConfigError([f"traces must have all stages, got none of {missing}; name the files of all ranks"])
+    n = 1 + max(homes)
+    times, results = _times(passes, n)
+    copies = [_copy(one, results) for trace in traces for one in trace.arrivals]
+    _check_clocks(times, results, n)
+    events = [_event(_KINDS[action.kind], action.i, action.j, *time) for action, time in times.items()]
+    pairs = frozenset(one.actions[0] for one in passes if len(one.actions) > 1)
+    return _step([*events, *copies], homes, on_host=any(trace.on_host for trace in traces), pairs=pairs)
+
+
+def _checked_ranks(traces: Sequence[_Trace]) -> list[int]:
+    """The ranks of the files, in order.
+
+    Raises:
+        ConfigError: one is there twice; some of a process group are not; ranges without a stage may be of replicas.
+    """
+    ranks = sorted(trace.rank for trace in traces)
+    if len(set(ranks)) < len(ranks):
+        raise ConfigError([f"traces must be of different ranks, got {ranks}; name a file for each rank"])
+    groups = sorted({group for trace in traces for group in trace.groups}, key=len)
+    around = [group for group in groups if set(ranks) < set(group)]
+    if around and tuple(ranks) not in groups:
+        missing = [rank for rank in around[0] if rank not in ranks]
+        got = f"none of rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        raise ConfigError([f"traces must be of all ranks of a pipeline, got {got}; name their files, too"])
+    inside = [list(group) for group in groups if set(group) < set(ranks)]
+    if inside and any(not stage for trace in traces for one in trace.passes for stage, _, _ in one.names):
+        got = f"those of {ranks}, which have groups {', '.join(map(str, inside[:_NAMED]))}"
+        rule = "traces whose ranges say no stage, such as Forward 3, must be of one pipeline without replicas"
+        raise ConfigError([f"{rule}, got {got}; name the files of one replica"])
+    return ranks
+
+
+def _event(kind: str, i: int, j: int, start: float, end: float) -> TimelineEvent:
+    return TimelineEvent("", "copy" if kind in COPY_KINDS else "compute", kind, i, j, -math.inf, start, end, 0)
+
+
+def _times(passes: Sequence[_Pass], n: int) -> tuple[dict[Action, Interval], dict[Action, float]]:
+    """Start and end of each action, and when its result may leave the rank.
+
+    The range of a pair says when both have ended, and their results leave the rank then. The first of them takes as
+    long as others of its kind and stage take alone.
+    """
+    times: dict[Action, Interval] = {}
+    results: dict[Action, float] = {}
+    free: defaultdict[int, float] = defaultdict(lambda: -math.inf)
+    alone: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    pairs: list[tuple[Action, Action, float, float]] = []
+
+    def start(action: Action, earliest: float, end: float) -> float:
+        ready = [results[other] for group in needs(action, n) for other in group if other in results]
+        return min(max([earliest, *ready]), end)
+
+    for one in sorted(passes, key=lambda one: one.end):
+        first, *others = one.actions
+        begin = start(first, max(one.start, free[one.rank]), one.end)
+        free[one.rank] = one.end
+        if others:
+            pairs.append((first, others[0], begin, one.end))
+        else:
+            times[first] = begin, one.end
+            alone[first.kind, first.j].append(one.end - begin)
+        results |= dict.fromkeys(one.actions, one.end)
+    for first, second, begin, end in pairs:
+        known = [alone[one.kind, one.j] for one in (first, second)]
+        rest = end - begin - median(known[1]) if known[1] else (end - begin) / 2
+        middle = begin + min(max(median(known[0]) if known[0] else rest, 0.0), end - begin)
+        times[first], times[second] = (begin, middle), (start(second, middle, end), end)
+    return times, results
+
+
+def _copy(arrival: _Range, results: Mapping[Action, float]) -> TimelineEvent:
+    """A message that arrives; its kernel waits from its launch until the result has been sent."""
+    ((j, kind, i),) = arrival.names
+    letters, source = ("F", int(j) - 1) if kind == "RECV_F" else ("BI", int(j) + 1)
+    sent = [results[one] for letter in letters if (one := Action(letter, int(i), source)) in results]
+    start = min(max([arrival.start, *sent]), arrival.end)
+    return _event("copy" if kind == "RECV_F" else "copy_grad", int(i), int(j), start, arrival.end)
+
+
+def _check_clocks(times: Mapping[Action, Interval], results: Mapping[Action, float], n: int) -> None:
+    share, least = _CLOCK_ERROR
+    length = max(end for _, end in times.values()) - min(start for start, _ in times.values())
+    for action, (_, end) in times.items():
+        for other in chain.from_iterable(needs(action, n)):
+            early = results.get(other, end) - end
+            if early > max(share * length, least):
+                got = f"{action} that ends {early / 1000:.3f} ms before {other}, which it needs"
+                rule = "traces must be of the same step, and of one clock"
+                raise ConfigError([f"{rule}, got {got}; trace a step of all ranks on one host"])
+
+
+def _check_whole(step: Step) -> None:
+    """Every micro-batch passes every partition; one without gradients has no backward passes, or W alone."""
+    found = {action_of(event) for event in step.computations}
+    m, n = (1 + max(numbers) for numbers in zip(*((action.i, action.j) for action in found), strict=True))
+    kinds = {(action.kind, action.j) for action in found}
+    missing = ["backward pass"] if not any(kind in "BIW" for kind, _ in kinds) else []
+    for j in range(n):
+        wanted = ["F", *(["BW"] if kinds & {("B", j), ("W", j)} else []), *(["IB"] if ("I", j) in kinds else [])]
+        missing += [
+            str(Action(letters[0], i, j))
+            for letters in wanted
+            for i in range(m)
+            if found.isdisjoint(Action(letter, i, j) for letter in letters)
+        ]
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        got = f"no {', '.join(missing[:_NAMED])}{more}"
+        raise ConfigError([f"a trace must have all actions of a training step, got {got}; trace a whole step"])

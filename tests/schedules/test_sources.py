@@ -1,0 +1,83 @@
+"""Each named schedule is the list of its source: what the authors' programs gave, and the installed PyTorch."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from gpipe_bench.schedules import check, in_flight, named_schedule, read_csv, timing, to_csv
+
+DATA = Path(__file__).parent / "data"
+
+
+def lists(source):
+    """(name, m, n, devices) and the text of each list of a source."""
+    with (DATA / f"{source}.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            devices = row["actions_of_each_device"].split("|")
+            n = int(row["per_device"]) * len(devices)
+            key = row["schedule"], int(row["microbatches"]), n, len(devices)
+            yield key, "".join(",".join(actions.split()) + "\n" for actions in devices)
+
+
+@pytest.mark.parametrize("source", ["pytorch", "sail_sg", "deepseek", "primus"])
+def test_lists_are_those_of_their_sources(source):
+    different = [
+        key
+        for key, text in lists(source)
+        if (source, key[0]) not in {("pytorch", "gpipe"), ("sail_sg", "zb_v")} and to_csv(named_schedule(*key)) != text
+    ]
+    assert not different
+
+
+def test_gpipe_is_pytorchs_with_the_backward_passes_in_reverse():
+    for key, text in lists("pytorch"):
+        if key[0] == "gpipe":
+            m = key[1]
+            theirs = [row[:m] + row[m:][::-1] for row in read_csv(text).devices]
+            assert list(named_schedule(*key).devices) == theirs
+
+
+def test_zb_v_is_as_long_as_its_first_authors_and_needs_their_memory():
+    settings = [(key, read_csv(text)) for key, text in lists("sail_sg") if key[0] == "zb_v"]
+    assert len(settings) == 3
+    for key, theirs in settings:
+        ours = named_schedule(*key)
+        check(theirs)
+        assert timing(ours).spans == timing(theirs).spans
+        assert timing(ours).makespan == timing(theirs).makespan
+        assert in_flight(ours) == in_flight(theirs)
+
+
+TORCH = {
+    "looped_bfs": ("LoopedBFS", (1, 2, 3)),
+    "interleaved": ("Interleaved1F1B", (1, 2, 3)),
+    "interleaved_zb": ("InterleavedZeroBubble", (1, 2, 3)),
+    "zb_v": ("ZBVZeroBubble", (2,)),
+    "dualpipe_v": ("DualPipeV", (2,)),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_lists_are_those_of_the_installed_pytorch(name):
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    its_name, per_device = TORCH[name]
+    kind = getattr(schedules, f"Schedule{its_name}")
+    compared = 0
+    for v in per_device:
+        for p in range(1, 7):
+            for m in (*range(1, 10), 12, 16, 18):
+                rounds = max(1, m // p)
+                if (name == "dualpipe_v" and m < 2 * p) or (name.startswith("interleaved") and m % rounds):
+                    continue  # PyTorch refuses these
+                own = kind.__new__(kind)
+                own.pp_group_size, own._n_microbatches, own.num_stages = p, m, p * v
+                own.n_local_stages, own._stages = v, [None] * v
+                own.number_of_rounds, own.microbatches_per_round = rounds, m // rounds
+                rows = [own._calculate_single_rank_operations(rank) for rank in range(p)]
+                text = "".join(",".join(str(one) for one in row if one is not None) + "\n" for row in rows)
+                assert to_csv(named_schedule(name, m, p * v, p)) == text, (v, p, m)
+                compared += 1
+    assert compared > 20
