@@ -84,16 +84,20 @@ def checked_layers(layers: Sequence[MeasuredLayer]) -> tuple[MeasuredLayer, ...]
 
 
 def _problems(layers: Sequence[MeasuredLayer]) -> list[str]:
-    problems = [text for place, layer in enumerate(layers) for text in _value_problems(place, layer)]
+    values = [text for place, layer in enumerate(layers) for text in _value_problems(place, layer)]
+    return (values or [*_shared_problems(layers)])[:_SHOWN_PROBLEMS]
+
+
+def _shared_problems(layers: Sequence[MeasuredLayer]) -> Iterator[str]:
+    if not layers:
+        yield "layers must be one or more, got none; add a layer"
     for name in COLUMNS[1:]:
         unknown = [place for place, layer in enumerate(layers) if getattr(layer, name) is None]
-        if name not in _NEEDED and 0 < len(unknown) < len(layers):
-            problems.append(f"{name} must be given for all layers or for none, got none for layer {unknown[0]}; add it")
-    if len(sizes := dict.fromkeys(layer.samples for layer in layers if layer.samples is not None)) > 1:
-        problems.append(f"samples must be the same for all layers, got {', '.join(map(str, sizes))}; measure one size")
-    if not layers:
-        problems.append("layers must be one or more, got none; add a layer")
-    return problems[:_SHOWN_PROBLEMS]
+        if 0 < len(unknown) < len(layers):
+            yield f"{name} must be given for all layers or for none, got none for layer {unknown[0]}; add it"
+    sizes = dict.fromkeys(layer.samples for layer in layers)
+    if None not in sizes and len(sizes) > 1:
+        yield f"samples must be the same for all layers, got {', '.join(map(str, sizes))}; measure one size"
 
 
 def _value_problems(place: int, layer: MeasuredLayer) -> Iterator[str]:
@@ -146,8 +150,11 @@ def read_layers(path: str | Path) -> tuple[MeasuredLayer, ...]:
         # Spreadsheets begin UTF-8 with a mark.
         text = Path(path).read_text(encoding="utf-8-sig")
         lines = [[field.strip() for field in line] for line in csv.reader(StringIO(text))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError([f"layers must be a CSV file in UTF-8, got {str(path)!r}: {error}; correct it"]) from error
+    except OSError as error:
+        rule = "layers must be a file that can be read"
+        raise ConfigError([f"{rule}, got {str(path)!r}: {error.strerror or error}; correct it"]) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError([f"layers must be CSV in UTF-8, got {str(path)!r}: {error}; save it as such"]) from error
     header, *rows = [line for line in lines if any(line)] or [[]]
     problems = [*_header_problems(header)]
     for place, row in enumerate(rows):

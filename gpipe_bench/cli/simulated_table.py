@@ -62,7 +62,8 @@ def _title(row: Row, settings: Mapping[str, Any]) -> str:
     how += use_words(settings.get("tf32"), settings.get("launch_us"))
     where = f"{row.evidence} on {row.device_count} x {row.device} ({row.profile})"
     where += f" in {settings['hosts']} hosts over {settings['network']}" if "hosts" in settings else ""
-    return f"{row.model} ({row.model_args})\n{pipeline}; {how}\n{where}"
+    arguments = f" ({row.model_args})" if row.model_args else ""
+    return f"{row.model}{arguments}\n{pipeline}; {how}\n{where}"
 
 
 def _order(row: Row) -> str:
