@@ -170,7 +170,7 @@ def _emulate_script(
         leave(1)
     output().print(_title(settings, hardware, devices), style="bold")
     _print(run, devices, races=races)
-    host_ns = HardwareMachine(hardware).host_ns(run.replayed.sums("launches"))
+    host_ns = HardwareMachine(hardware).host_ns(run.replayed.sums("launches")) + run.replayed.updating_ns()
     if settings.host_time and host_ns > max(run.replayed.sums("duration_ns").values(), default=0):
         typer.echo(HOST_BOUND)
         if settings.launch_us is None and not hardware.has_own_host:

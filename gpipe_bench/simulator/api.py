@@ -236,7 +236,7 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
 
 
 def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Tensor]) -> int:
-    """Launches of a training step on one device, with an optimizer without state."""
+    """Operations of a training step on one device that take the host a launch, with an optimizer without state."""
     work: dict[str, Any] = {"balance": [len(module)], "batch_size": len(sample), "sample": sample, "loss": loss}
     threads, others = _sums(build_workload(module, profile=load_profile("h100"), **work), Settings(), "launches")
     return sum(threads.values()) + others
@@ -245,7 +245,7 @@ def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Ten
 def _host_ns(workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
     """Host time of a step: its passes, then loss and update."""
     threads, others = _sums(workload, settings, "launches")
-    return machine.host_ns(threads) + machine.launch_ns * others
+    return machine.host_ns(threads) + machine.launch_ns * others + sum(each.host_ns for each in workload.optimizer)
 
 
 def _kernel_ns(workload: Workload, settings: Settings) -> int:
@@ -256,7 +256,6 @@ def _kernel_ns(workload: Workload, settings: Settings) -> int:
 
 def _sums(workload: Workload, settings: Settings, what: str) -> tuple[Counter[int], int]:
     """``launches`` or ``duration_ns`` of the partitions of each device, and those of the loss and of the update."""
-    adding = {"launches": "adding_launches", "duration_ns": "adding_ns"}[what]
     recomputed = checkpoint_stop(settings.checkpoint, workload.m)
     found: Counter[int] = Counter()
     for j, device in zip(range(workload.n), settings.devices or range(workload.n), strict=True):
@@ -264,9 +263,9 @@ def _sums(workload: Workload, settings: Settings, what: str) -> tuple[Counter[in
         kernels = [each for work in works for each in (work.forward, work.backward)]
         kernels += [work.recompute for work in works[:recomputed] if work.learns]
         found[device] += sum(getattr(each, what) for each in kernels)
-        if settings.flavour != "published":
+        if what == "duration_ns" and settings.flavour != "published":
             # The first gradients of a step are not added to any.
-            found[device] -= getattr(works[0].backward, adding)
+            found[device] -= works[0].backward.adding_ns
     # With a schedule, each micro-batch has a loss of its own, which takes its share of the time.
     losses = workload.m if what == "launches" and settings.schedule is not None else 1
     return found, losses * getattr(workload.loss, what) + sum(getattr(each, what) for each in workload.optimizer)

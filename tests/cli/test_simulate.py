@@ -86,7 +86,7 @@ ARGS = ("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
 def test_the_number_of_devices_stands_beside_the_throughput(call, schedule):
     status, out, _ = call(*ARGS, "--chunks", 4, "--balance", "7-7-7-8", "--schedule", schedule)
     assert status == 0
-    assert re.search(r"4 partitions .*\bon 2 x .*samples/s simulated.* over 2 devices", out, re.DOTALL)
+    assert re.search(r"4 partitions .*\bon 2 x .*samples/s simulated on 2 devices", out, re.DOTALL)
     status, _, error = call(*ARGS, "--balance", "14-15", "--schedule", schedule, "--devices", 2)
     assert status == 2
     assert "devices must be at most 1 for 2 partitions, got 2" in error

@@ -75,16 +75,16 @@ def test_a_profile_without_constants_takes_bytes_and_floor_whatever_the_parts_ar
 
 
 def test_the_host_is_as_slow_as_the_constants_say():
-    assert HardwareMachine(H200).launch_ns == 37000
+    assert HardwareMachine(H200).launch_ns == 28200
     for profile in (H200, PLAIN):
         assert HardwareMachine(profile.adapted(launch_us=4.5)).launch_ns == 4500
 
 
 def test_one_thread_launches_for_a_device_and_threads_that_share_a_lock_take_turns():
     machine = HardwareMachine(H200)
-    assert machine.host_ns({0: 2, 1: 3}) == 3 * 37000
+    assert machine.host_ns({0: 2, 1: 3}) == 3 * 28200
     machine.lock_permille = 1000
-    assert machine.host_ns({0: 2, 1: 3}) == 5 * 37000
+    assert machine.host_ns({0: 2, 1: 3}) == 5 * 28200
     assert machine.host_ns({}) == 0
 
 

@@ -8,13 +8,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.hardware.constants import Constant
+from gpipe_bench.simulator.hardware.profile import Profile, load_profile
 from gpipe_bench.simulator.tracing.operations import tensors_of
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer
 from gpipe_bench.util.choices import OPTIMIZERS
 
-SHAPE = 4, 6
+SHAPE, PARAMETERS = (4, 6), 8
 REAL = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, foreach=True),
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, foreach=True),
@@ -60,11 +61,12 @@ def dispatched(optimizer, m, steps=2):
     return count.seen
 
 
-def simulated(optimizer, m, flavour="current", profile="h100"):
-    """Launches of a step that a host bounds which takes a millisecond for each."""
+def simulated(optimizer, m, flavour="current", profile=None):
+    """Operations of a step that a host bounds which takes a millisecond for each, and none for an update's parameters."""
     step = simulate(
         net(), balance=[4], batch_size=4, chunks=m, checkpoint="never", schedule="gpipe", optimizer=optimizer,
-        sample=torch.empty(1, 6), loss=loss, target=torch.empty(SHAPE), profile=profile, launch_us=1000, flavour=flavour
+        sample=torch.empty(1, 6), loss=loss, target=torch.empty(SHAPE), profile=profile or of_host(launch_us=28),
+        launch_us=1000, flavour=flavour
     )  # fmt: skip
     assert step.host_fraction == pytest.approx(1, abs=0.02)
     return round(step.step_time_ms)
@@ -73,7 +75,8 @@ def simulated(optimizer, m, flavour="current", profile="h100"):
 @pytest.mark.parametrize("m", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_launches_what_pytorch_dispatches(optimizer, m):
-    assert simulated(optimizer, m) == dispatched(optimizer, m)
+    """And autograd goes to each parameter to keep its first gradient, which launches nothing."""
+    assert simulated(optimizer, m) == dispatched(optimizer, m) + PARAMETERS
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -92,6 +95,35 @@ def test_the_emulator_runs_these_optimizers(optimizer):
 
 
 def test_the_published_runs_launched_for_each_parameter_and_added_to_zeros():
-    parameters, m = 8, 2
-    more = parameters + (2 * parameters - 1)
-    assert simulated("sgd", m, "published", "p40") == simulated("sgd", m, profile="p40") + more
+    """Autograd goes to each of them in today's runs, too."""
+    zeroed, updated = PARAMETERS, PARAMETERS - 1
+    assert simulated("sgd", 2, "published", "p40") == simulated("sgd", 2, profile="p40") + zeroed + updated
+
+
+def of_host(**constants):
+    """An H100 with such a host."""
+    own = {name: Constant(value=us, origin="measured") for name, us in constants.items() if us}
+    known = load_profile("h100")
+    others = {name: one for name, one in known.kernels.items() if name != "parameter_us"}
+    return Profile(**{**known.settings, "kernels": {**others, **own}})
+
+
+@pytest.mark.parametrize(("launch_us", "balance"), [(0.001, [4]), (1000, [4]), (1000, [1, 3])])
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adam"])
+def test_an_update_keeps_host_and_device_for_each_parameter(launch_us, balance, optimizer):
+    """Whether the device bounds the step, or the host."""
+    without, some = (
+        simulate(
+            net(), balance=balance, batch_size=4, checkpoint="never", optimizer=optimizer, sample=torch.empty(1, 6),
+            profile=of_host(launch_us=launch_us, parameter_us=us)
+        ).step_time_ms
+        for us in (0, 100)
+    )  # fmt: skip
+    assert some - without == pytest.approx(0.1 * PARAMETERS * (optimizer is not None), rel=0.01, abs=1e-6)
+
+
+def test_another_host_changes_its_time_for_a_parameter_as_much():
+    slower = of_host(launch_us=10, parameter_us=6).adapted(launch_us=20)
+    assert (slower.constants["launch_us"], slower.constants["parameter_us"]) == (20, 12)
+    assert "parameter_us" not in of_host(launch_us=10).adapted(launch_us=20).constants
+    assert load_profile("p40").adapted(launch_us=20).constants == {}

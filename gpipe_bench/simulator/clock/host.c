@@ -104,12 +104,12 @@ static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     Time duration = work[WORK_ns];
     int64_t launches = work[WORK_launches];
     if (work[WORK_adding_launches] && !clock->has_gradients[task->j]) {
-        /* Gradients that were given up are not there to be added to. */
+        /* Gradients that were given up are not there to be added to; autograd goes to each of them nevertheless. */
         clock->has_gradients[task->j] = true;
         duration -= work[WORK_adding_ns];
         launches -= work[WORK_adding_launches];
     }
-    Order order = {duration, host_takes(clock, launches), (uint32_t)launches, {0}, 1};
+    Order order = {duration, host_takes(clock, work[WORK_launches]), (uint32_t)launches, {0}, 1};
     order.engines[0] = (uint32_t)clock->input->device_of[task->j];
     host_mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
     return host_spends(clock, thread, stream, order.host_ns);
@@ -173,11 +173,12 @@ static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     return issue_pass(clock, thread, node, kind);
 }
 
-/* Kernels that belong to no task; says whether the thread pauses. */
-bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches) {
-    if (!duration && !launches)
+/* Kernels that belong to no task, after `kept_ns` in which the host keeps its device waiting; says whether the thread
+   pauses. */
+bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches, Time kept_ns) {
+    if (!duration && !launches && !kept_ns)
         return false;
-    Order order = {duration, host_takes(clock, launches), (uint32_t)launches, {0}, 1};
+    Order order = {kept_ns + duration, kept_ns + host_takes(clock, launches), (uint32_t)launches, {0}, 1};
     order.engines[0] = clock->device_of.items[stream];
     stream_issue(clock, &stream, 1, &order);
     return host_spends(clock, thread, stream, order.host_ns);

@@ -106,6 +106,7 @@ class Lowered:
             "row_of": self._rows,
             "update_ns": [kernels.duration_ns for kernels in updates],
             "update_launches": [kernels.launches for kernels in updates],
+            "update_host_ns": [kernels.host_ns for kernels in updates],
             "class_of": array("i", map(number.__getitem__, sizes)),
             "microbatch_loss_ns": [end - start for start, end in pairwise(ends)],
             "works": array("q", chain.from_iterable(map(_work_row, tasks))),

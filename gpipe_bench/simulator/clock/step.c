@@ -120,7 +120,8 @@ static bool update(Clock *clock, Thread *own) {
     const Input *input = clock->input;
     if (own->sub < input->updates) {
         uint32_t j = own->sub++;
-        return host_kernels(clock, 0, clock->computing[j], input->update_ns[j], input->update_launches[j]);
+        Time kept_ns = input->update_host_ns[j];
+        return host_kernels(clock, 0, clock->computing[j], input->update_ns[j], input->update_launches[j], kept_ns);
     }
     clock->step++;
     own->state = BEGIN;

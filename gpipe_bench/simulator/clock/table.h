@@ -61,6 +61,7 @@ COLUMN(int32_t, outgoing_first)
 COLUMN(int32_t, outgoing)
 COLUMN(int64_t, update_ns)
 COLUMN(int64_t, update_launches)
+COLUMN(int64_t, update_host_ns)
 
 /* Micro-batches: the class of each; the share of the loss of each in nanoseconds. */
 COLUMN(int32_t, class_of)

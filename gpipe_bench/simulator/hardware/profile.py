@@ -214,7 +214,7 @@ class Profile(_Section):
 
         Args:
             tf32: whether float32 is rounded to TF32 everywhere or nowhere; None: in convolutions, as by default.
-            launch_us: host time per kernel; None: the profile's.
+            launch_us: host time per kernel; None: the profile's. Its time for a parameter changes as much.
         """
         changes: dict[str, Any] = {}
         rate = self.matrix_tflops.get("tensorfloat32")
@@ -223,8 +223,11 @@ class Profile(_Section):
             changes["matrix_tflops"] = self.matrix_tflops | {"float32": rate} if tf32 else units
         if launch_us is not None:
             changes["launch_us"] = launch_us
-            own = Constant(value=launch_us, origin="assumed")
-            changes["kernels"] = self.kernels and {**self.kernels, "launch_us": own}
+            if self.kernels is not None:
+                slower = launch_us / self.host_us
+                of_host = {"launch_us": launch_us, "parameter_us": slower * self.constants.get("parameter_us", 0)}
+                own = {name: Constant(value=us, origin="assumed") for name, us in of_host.items() if us}
+                changes["kernels"] = {**self.kernels, **own}
         return Profile(**self.settings | changes) if changes else self
 
     def uses_winograd(self, dtype: str) -> bool:

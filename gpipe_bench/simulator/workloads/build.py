@@ -164,7 +164,7 @@ def workload_of(
     update = (
         None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters, published=published)
     )
-    updates = () if update is None else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans)
+    updates = () if update is None else tuple(_update(update, facts[span], profile) for span in spans)
     layers = source.layers(sizes[0])
     static = tuple(
         replace(_static_of(facts[span], update), workspaces=_workspaces(layers[span], profile)) for span in spans
@@ -282,6 +282,13 @@ def _loss_memory(loss: LayerTrace | None, last: LayerTrace) -> tuple[MemoryOp, .
             ops.append(MemoryOp("free", names.get(step.block, step.block)))
     ops += [MemoryOp("free", names.get(block, block)) for block in sorted(held - {loss.input_gradients[0]})]
     return tuple(ops)
+
+
+def _update(traces: _Update, facts: Sequence[LayerFacts], profile: Profile) -> Kernels:
+    """The update of some layers."""
+    parameters = sum(len(layer.parameters) for layer in facts)
+    kernels = total(optimizer_kernels(traces, facts), profile)
+    return replace(kernels, host_ns=round(1000 * profile.constants.get("parameter_us", 0) * parameters))
 
 
 def _workspaces(layers: Sequence[LayerTrace], profile: Profile) -> tuple[int, ...]:

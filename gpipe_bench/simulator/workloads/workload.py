@@ -22,13 +22,15 @@ class Kernels:
         launches: number of kernels; each costs the host :attr:`Machine.launch_ns`.
         adding_ns: of that time, what adds gradients of parameters to earlier ones. The first backward pass of a step
             has nothing to add to, unless gradients are set to zero instead of given up.
-        adding_launches: launches of these.
+        adding_launches: launches of these. Each costs the host its time even where there is nothing to add to.
+        host_ns: of an update: what the host spends on its parameters, while the device has nothing to do.
     """
 
     duration_ns: int
     launches: int = 1
     adding_ns: int = 0
     adding_launches: int = 0
+    host_ns: int = 0
 
     def __add__(self, other: Kernels) -> Kernels:
         return Kernels(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Kernels)))

@@ -54,7 +54,7 @@ def test_times_and_memory_of_schedules(name):
     assert emulated.status == simulated.status
     if simulated.status == "ok":
         assert emulated.step_time_ms == pytest.approx(simulated.step_time_ms, rel=0.01)
-        assert emulated.peak_allocated_gib == pytest.approx(simulated.peak_allocated_gib, rel=0.02)
+        assert emulated.peak_allocated_gib == pytest.approx(simulated.peak_allocated_gib, rel=0.01)
         assert emulated.peak_reserved_gib == pytest.approx(simulated.peak_reserved_gib, rel=0.03)
 
 
