@@ -115,15 +115,15 @@ def measure_layers(
                 rule = "module must have layers without skips to be measured one by one"
                 raise UnsupportedError(f"{rule}, got one in layer {len(layers)}; simulate the module itself")
             parameters = [*stage.layer.parameters()]
-            trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-            others = sum(tensor.nbytes for tensor in (*parameters, *stage.layer.buffers())) - trained
+            learning = [parameter.nbytes for parameter in parameters if parameter.requires_grad]
+            others = sum(tensor.nbytes for tensor in (*parameters, *stage.layer.buffers())) - sum(learning)
             layers.append(
                 MeasuredLayer(
                     name=type(stage.layer).__name__, samples=len(next(tensors_in(sample))),
                     forward_ms=0, backward_ms=0, backward_weights_ms=0,
                     activation_mib=(nbytes - others) / _MIB,
                     output_mib=sum(tensor.nbytes for tensor in tensors_in(stage.output)) / _MIB,
-                    parameter_mib=trained / _MIB, buffer_mib=others / _MIB,
+                    parameter_mib=sum(learning) / _MIB, parameters=len(learning), buffer_mib=others / _MIB,
                 )
             )  # fmt: skip
     runs = _runs(module, sample, timeout, device, (Stage.backward, Stage.backward_inputs))

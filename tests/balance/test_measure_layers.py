@@ -88,6 +88,7 @@ def test_parameters_and_buffers():
         (4 * 16, 4 * 16 * 16),
         (0, 0),
     ]
+    assert [layer.parameters for layer in measured] == [2, 2, 2, 1, 0]
     assert [layer.name for layer in measured] == ["Linear", "BatchNorm1d", "Linear", "Linear", "ReLU"]
 
 

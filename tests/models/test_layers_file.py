@@ -12,8 +12,8 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.measured import COLUMNS, MeasuredLayer, read_layers, write_layers
 from gpipe_bench.models.table import MODELS, model_digest, model_spec
 
-HEADER = "name,samples,forward_ms,backward_ms,backward_weights_ms,output_mib"
-ROW = "a,4,1.5,3,1,2"
+HEADER = "name,samples,forward_ms,backward_ms,backward_weights_ms,output_mib,parameters"
+ROW = "a,4,1.5,3,1,2,5"
 
 MS, MIB = st.floats(0, 1e5), st.floats(0, 1e5)
 OPTIONAL = COLUMNS[4:]
@@ -26,7 +26,7 @@ def some_layers(draw):
     samples = draw(st.none() | st.integers(1, 10**6))
     layers = []
     for _ in range(draw(st.integers(1, 4))):
-        values = {name: draw(MIB) for name in names}
+        values = {name: draw(st.integers(0, 999) if name == "parameters" else MIB) for name in names}
         backward = draw(MS)
         if "backward_weights_ms" in values:
             values["backward_weights_ms"] = draw(st.floats(0, backward))
@@ -55,13 +55,14 @@ def read(tmp_path, text, encoding="utf-8"):
         f"{HEADER}\n{ROW}\n",
         f"{HEADER}\n{ROW}",
         f"\ufeff{HEADER}\r\n{ROW}\r\n",
-        f" {HEADER.replace(',', ' , ')} \n\n a , 4 , 1.5, 3.0 ,1,2\n,,,,,\n\n",
-        f'"name",{HEADER.partition(",")[2]}\n"a",4,15e-1,3,1,2\n',
+        f" {HEADER.replace(',', ' , ')} \n\n a , 4 , 1.5, 3.0 ,1,2,5\n,,,,,,\n\n",
+        f'"name",{HEADER.partition(",")[2]}\n"a",4,15e-1,3,1,2,5\n',
     ],
     ids=["plain", "no last newline", "of a spreadsheet", "blanks", "quotes"],
 )
 def test_forms_of_one_file(tmp_path, text):
     expected = MeasuredLayer(
+        parameters=5,
         name="a", samples=4, forward_ms=1.5, backward_ms=3, backward_weights_ms=1, output_mib=2
     )  # fmt: skip
     assert read(tmp_path, text) == (expected,)
@@ -73,6 +74,7 @@ WRONG_VALUES = {
     "backward_ms": ["-0.5", "NaN", "x", ""],
     "backward_weights_ms": ["3.5", "-1", "nan", "text"],
     "samples": ["0", "-1", "1.5", "many", "2000000000"],
+    "parameters": ["-2", "1.5", "some"],
     "output_mib": ["-1", "nan", "1 MiB", "1e300"],
 }
 
@@ -100,9 +102,9 @@ def test_a_wrong_value_is_one_error_that_names_column_and_layer(tmp_path, name, 
         (f"{HEADER},activations_mib\n{ROW},1\n", "got 'activations_mib'; use 'activation_mib'"),
         (f"{HEADER},\n{ROW},\n", "columns must be some of name, samples, "),
         (f"{HEADER},samples\n{ROW},1\n", "columns must differ, got samples 2 times"),
-        (f"{HEADER}\n{ROW},7\n", "layer 0 must have 6 fields, as the header, got 7"),
-        (f"{HEADER}\n{ROW}\na,4\n", "layer 1 must have 6 fields, as the header, got 2"),
-        (f"{HEADER}\n{ROW}\n{ROW[:-1]}\n", "output_mib must be given for all layers or for none, got none for layer 1"),
+        (f"{HEADER}\n{ROW},7\n", "layer 0 must have 7 fields, as the header, got 8"),
+        (f"{HEADER}\n{ROW}\na,4\n", "layer 1 must have 7 fields, as the header, got 2"),
+        (f"{HEADER}\n{ROW}\n{ROW[:-1]}\n", "parameters must be given for all layers or for none, got none for layer 1"),
         (f"{HEADER}\n{ROW}\n{ROW.replace('4', '8')}\n", "samples must be the same for all layers, got 4, 8"),
     ],
 )
@@ -113,7 +115,7 @@ def test_a_wrong_file_is_one_error(tmp_path, text, message):
     assert all(problem.startswith(f"{tmp_path / 'times.csv'}: ") for problem in caught.value.problems)
 
 
-@pytest.mark.parametrize(("encoding", "content"), [("utf-16", ROW), ("latin-1", "\xe9,4,1,1,1,1")])
+@pytest.mark.parametrize(("encoding", "content"), [("utf-16", ROW), ("latin-1", "\xe9,4,1,1,1,1,1")])
 def test_other_encodings_are_refused(tmp_path, encoding, content):
     with pytest.raises(ConfigError, match=r"layers must be CSV in UTF-8, got .*times.csv.*; save it as such"):
         read(tmp_path, f"{HEADER}\n{content}\n", encoding)
@@ -126,7 +128,7 @@ def test_no_file(tmp_path):
 
 def test_many_problems_are_five(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        read(tmp_path, f"{HEADER}\n" + 9 * "a,4,-1,3,1,2\n")
+        read(tmp_path, f"{HEADER}\n" + 9 * "a,4,-1,3,1,2,5\n")
     assert len(caught.value.problems) == 5
 
 

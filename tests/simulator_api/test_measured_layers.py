@@ -123,6 +123,13 @@ def test_outputs_cross_boundaries_at_the_pace_of_the_link():
     assert step.caveats == ()
 
 
+def test_each_parameter_takes_the_host_time_in_an_update():
+    constant = load_profile("h100").constants["parameter_us"]
+    layer = MeasuredLayer(forward_ms=1, backward_ms=2, parameter_mib=40.0)
+    one, ten = (simulated([replace(layer, parameters=count)], [1], 1, profile="h100") for count in (1, 10))
+    assert 1000 * (ten.step_time_ms - one.step_time_ms) == pytest.approx(9 * constant)
+
+
 def sized(count, **sizes):
     values = {"activation_mib": 100.0, "output_mib": 10.0, "parameter_mib": 50.0, "buffer_mib": 5.0, **sizes}
     return [MeasuredLayer(forward_ms=10, backward_ms=20, **values) for _ in range(count)]

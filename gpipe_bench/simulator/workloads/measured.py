@@ -50,12 +50,13 @@ class MeasuredSource(ModelSource):
 
     @cached_property
     def facts(self) -> list[LayerFacts]:
-        """Parameters and buffers of each layer, a tensor of each kind."""
+        """Parameters of each layer, of one size, and its buffers as one tensor."""
         dtype, size = (self.precision, 2) if self.precision in HALVES else ("float32", 4)
         found = []
         for layer in self._measured:
-            trained, others = _bytes(layer.parameter_mib), _bytes(layer.buffer_mib)
-            parameters = (Parameter(trained // size, dtype, trained),) if trained else ()
+            count, others = layer.parameters or 1, _bytes(layer.buffer_mib)
+            trained = _bytes(layer.parameter_mib) // count
+            parameters = (Parameter(trained // size, dtype, trained),) * count if trained else ()
             found.append(LayerFacts(parameters, (others,) if others else (), (), ()))
         return found
 
