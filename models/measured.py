@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from io import StringIO
-from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
@@ -110,7 +109,7 @@ def _value_problems(place: int, layer: MeasuredLayer) -> Iterator[str]:
         kind: Any = int if name in _COUNTS else int | float
         least = 1 if name == "samples" else 0
         most = _MOST if name in _COUNTS else _DAY_MS if name.endswith("_ms") else _MOST_MIB
-        right = isinstance(value, kind) and not isinstance(value, bool) and isfinite(value) and least <= value <= most
+        right = isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most
         if not right and (value is not None or name in _NEEDED):
             rule = f"{name} of layer {place} must be a {'whole ' * (kind is int)}number from {least} to {most}"
             yield f"{rule}, got {'none' if value is None else repr(value)}; correct it"
@@ -148,7 +147,7 @@ def read_layers(path: str | Path) -> tuple[MeasuredLayer, ...]:
     """The layers of a CSV file, in the order of its lines.
 
     Raises:
-        ConfigError: there is no such file, or it is not what :class:`MeasuredLayer` describes; carries all problems.
+        ConfigError: there is no such file, or it is not what :class:`MeasuredLayer` describes; names the first problems.
     """
     try:
         # Spreadsheets begin UTF-8 with a mark.

@@ -131,7 +131,7 @@ def measure_layers(
 
 
 def _timed(layer: MeasuredLayer, runs: Sequence[_Times]) -> MeasuredLayer:
-    forward, backward, inputs = (1000 * _median(column) for column in zip(*runs, strict=True))
+    forward, backward, _, inputs = (1000 * _median(column) for column in zip(*runs, strict=True))
     weights = max(0.0, backward - inputs) if layer.parameter_mib else 0.0
     times = {"forward_ms": forward, "backward_ms": backward, "backward_weights_ms": weights}
     rounded: dict[str, Any] = {name: round(ms, 6) for name, ms in times.items()}
@@ -149,7 +149,7 @@ def _runs(
     device: torch.device | str | int | None,
     passes: Sequence[_Backward],
 ) -> list[list[_Times]]:
-    """For each layer its runs: times of a forward pass, and of each of some backward passes."""
+    """For each layer its runs: for each of some backward passes the time of a forward pass before it, and its own."""
     check_model(module, sample)
     where = device_of(sample, device)
     if where.type == "meta":
@@ -187,9 +187,9 @@ def _round(
 
 
 def _seconds(stage: Stage, device: torch.device, passes: Sequence[_Backward]) -> _Times:
-    """Times of one forward and each backward pass, without the time that it takes to make the first gradients."""
-    times = []
-    for place, run in enumerate(passes):
+    """Times of a forward pass and each backward pass, without the time that it takes to make the first gradients."""
+    times: list[float] = []
+    for run in passes:
         start = _clock(device)
         stage.forward()
         forward = _clock(device) - start
@@ -197,7 +197,7 @@ def _seconds(stage: Stage, device: torch.device, passes: Sequence[_Backward]) ->
         start = _clock(device)
         if gradients:
             run(stage, gradients)
-        times += [*((forward,) if not place else ()), _clock(device) - start if gradients else 0.0]
+        times += [forward, _clock(device) - start if gradients else 0.0]
     return tuple(times)
 
 

@@ -73,7 +73,7 @@ WRONG_VALUES = {
     "forward_ms": ["-1", "nan", "inf", "abc", "", "1,5", "1e9", "None"],
     "backward_ms": ["-0.5", "NaN", "x", ""],
     "backward_weights_ms": ["3.5", "-1", "nan", "text"],
-    "samples": ["0", "-1", "1.5", "many", "2000000000"],
+    "samples": ["0", "-1", "1.5", "many", "2000000000", "9" * 400],
     "parameters": ["-2", "1.5", "some"],
     "output_mib": ["-1", "nan", "1 MiB", "1e300"],
 }
