@@ -97,6 +97,14 @@ void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, b
     marked->ends = marked->ends || ends;
 }
 
+/* When each of the launches of a pass has run, after its start; NULL: evenly. */
+static const int64_t *launch_ends(const Clock *clock, const Node *task, int kind, int64_t launches) {
+    const Input *input = clock->input;
+    int64_t place = (input->class_of[task->i] * input->partitions + task->j) * (KIND_backward_weights + 1) + kind;
+    const int64_t *first = input->ends_first + place;
+    return first[1] - first[0] == launches ? input->ends + first[0] : NULL;
+}
+
 static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     const Node *task = &clock->graph.nodes.items[node];
     const int64_t *work = host_work(clock, task->i, task->j) + WORK_each * kind;
@@ -111,6 +119,7 @@ static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     }
     Order order = {duration, host_takes(clock, work[WORK_launches]), (uint32_t)launches, {0}, 1};
     order.engines[0] = (uint32_t)clock->input->device_of[task->j];
+    order.launch_ends = launch_ends(clock, task, kind, launches);
     host_mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
     return host_spends(clock, thread, stream, order.host_ns);
 }

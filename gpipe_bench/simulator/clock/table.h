@@ -71,6 +71,11 @@ COLUMN(int64_t, microbatch_loss_ns)
    earlier micro-batches; bytes of outputs, nodes, and whether it learns. */
 COLUMN(int64_t, works)
 
+/* For each kind of each of these: when launches have run after the start, if that is not even (first of each, and one
+   more). */
+COLUMN(int64_t, ends_first)
+COLUMN(int64_t, ends)
+
 /* Skips. */
 COLUMN(int32_t, skip_source)
 COLUMN(int32_t, skip_target)

@@ -10,7 +10,7 @@ from typing import Literal
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, SplitTrace, Step
 from gpipe_bench.simulator.workloads.cost import scratch_bytes, total
-from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp
+from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp, in_turn
 
 
 @dataclass(slots=True)
@@ -101,5 +101,5 @@ class Costs:
     def total_of(
         self, layers: Sequence[LayerTrace] | Sequence[SplitTrace], direction: str, more: Kernels = NOTHING
     ) -> Kernels:
-        """One pass of layers, and ``more``."""
-        return sum((self.of(layer, direction) for layer in layers), more)
+        """One pass of layers in this order, after ``more``."""
+        return in_turn((more, *(self.of(layer, direction) for layer in layers)))

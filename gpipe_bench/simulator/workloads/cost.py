@@ -47,11 +47,13 @@ def scratch_bytes(kernel: Kernel, profile: Profile) -> int:
 def total(kernels: Iterable[Kernel], profile: Profile) -> Kernels:
     """Kernels that run one after the other; see :func:`duration_ns`."""
     duration = launches = adding_ns = adding_launches = 0
+    ends: list[int] = []
     for kernel in kernels:
         own = duration_ns(kernel, profile)
+        ends += (duration + own * (k + 1) // kernel.launches for k in range(kernel.launches))
         duration += own
         launches += kernel.launches
         if kernel.adds:
             adding_ns += own
             adding_launches += kernel.launches
-    return Kernels(duration, launches, adding_ns, adding_launches)
+    return Kernels(duration, launches, adding_ns, adding_launches, ends_ns=tuple(ends))

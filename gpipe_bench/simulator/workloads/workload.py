@@ -5,8 +5,9 @@ Order comes from the forward program and the autograd model, the time of copies 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Final, Literal, NamedTuple, Protocol
 
 HOST: Final = -1
@@ -24,6 +25,7 @@ class Kernels:
             has nothing to add to, unless gradients are set to zero instead of given up.
         adding_launches: launches of these. Each costs the host its time even where there is nothing to add to.
         host_ns: of an update: what the host spends on its parameters, while the device has nothing to do.
+        ends_ns: when each launch has run, in that time, and leaves room in the launch queue. Empty: evenly.
     """
 
     duration_ns: int
@@ -31,12 +33,19 @@ class Kernels:
     adding_ns: int = 0
     adding_launches: int = 0
     host_ns: int = 0
-
-    def __add__(self, other: Kernels) -> Kernels:
-        return Kernels(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Kernels)))
+    ends_ns: tuple[int, ...] = ()
 
 
 NOTHING: Final = Kernels(0, 0)
+
+
+def in_turn(works: Iterable[Kernels]) -> Kernels:
+    """One after the other."""
+    listed = [*works]
+    begins = accumulate((work.duration_ns for work in listed), initial=0)
+    ends = tuple(begin + end for begin, work in zip(begins, listed, strict=False) for end in work.ends_ns)
+    names = (one.name for one in fields(Kernels) if one.name != "ends_ns")
+    return Kernels(**{name: sum(getattr(work, name) for work in listed) for name in names}, ends_ns=ends)
 
 
 class MemoryOp(NamedTuple):
