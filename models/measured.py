@@ -147,7 +147,7 @@ def read_layers(path: str | Path) -> tuple[MeasuredLayer, ...]:
     """The layers of a CSV file, in the order of its lines.
 
     Raises:
-        ConfigError: there is no such file, or it is not what :class:`MeasuredLayer` describes; names the first problems.
+        ConfigError: there is no such file, or it is not as :class:`MeasuredLayer` describes; names the first problems.
     """
     try:
         # Spreadsheets begin UTF-8 with a mark.

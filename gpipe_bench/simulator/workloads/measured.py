@@ -1,6 +1,6 @@
 """Layers whose times were measured, in the place of traced ones: a pass of a layer is one kernel of known time.
 
-block 0 input   1 output   2 what else the graph keeps   3 gradient of input   4 of output   5 of weights
+Blocks of a trace are its input, its output, what else the graph keeps, and the gradients of input, output and weights.
 """
 
 from __future__ import annotations
