@@ -28,6 +28,7 @@ _GPU: Final = "measured/1x-nvidia-h100-80gb-hbm3/ablation"
 _RESERVED: Final = "peak_reserved_gib"
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
+    "throughput_samples_per_s_per_device": "samples/s per device",
     "peak_reserved_gib": "memory GiB",
     "utilization_fraction": "busy",
     "model_memory_gib": "model GiB",
@@ -79,7 +80,8 @@ def transferred_table() -> str:
     lines, rows = [], _predictions()
     for row in plain_records(rows[rows["role"] == "transferred"]):
         scale, unit = (100, " %") if row["metric"].endswith("_fraction") else (1, "")
-        values = (f"{scale * row[kind]:.1f}{unit}" for kind in ("published", "simulated"))
+        digits = 1 if scale * row["published"] >= 10 else 2
+        values = (f"{scale * row[kind]:.{digits}f}{unit}" for kind in ("published", "simulated"))
         name = f"`{row['table']}` `{row['experiment']}`"
         lines.append([name, _NAMES[row["metric"]], *values, f"{row['error_fraction']:+.1%}"])
     return markdown(["run", "quantity", "published", "simulated", "error"], lines)
@@ -265,7 +267,7 @@ def _predictions() -> pd.DataFrame:
     """Published cells and what the simulator says of them, the hardware of the fitted ones first."""
     import pandas as pd
 
-    return pd.concat([_read(f"simulated/{profile}/predictions") for profile in ("p40", "v100", "h100")])
+    return pd.concat([_read(f"simulated/{profile}/predictions") for profile in ("p40", "v100", "h100", "a100")])
 
 
 def _ablation_as_published() -> Mapping[tuple[str, str], float]:

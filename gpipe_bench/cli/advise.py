@@ -103,6 +103,8 @@ def _print(advice: Advice) -> None:
     )
     if best.bound_by_host:
         console.print(f"{HOST_BOUND}\n")
+    for caveat in best.caveats:
+        console.print(f"{caveat}\n", soft_wrap=True)
     if other := advice.runner_up:
         ratio = (row.throughput_samples_per_s or 0.0) / (other.row.throughput_samples_per_s or 1.0)
         console.print(

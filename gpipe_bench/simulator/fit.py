@@ -194,7 +194,7 @@ def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None
     if loss is not None:
         kernels.update((*loss.kernels("forward"), *loss.kernels("backward")))
     dtypes = {parameter.dtype for facts in source.facts for parameter in facts.parameters}
-    kernels.update(optimizer_kernels(trace_optimizer(row.optimizer, dtypes, cache), source.facts))
+    kernels.update(optimizer_kernels(trace_optimizer(row.optimizer, dtypes, cache, published=True), source.facts))
     return kernels
 
 

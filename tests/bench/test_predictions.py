@@ -16,10 +16,16 @@ from gpipe_bench.bench.running.simulated import simulated_step
 from gpipe_bench.cli import main
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.table import model_spec, parse_arguments
 from gpipe_bench.results.configurations import digest
 from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.published.settings import published_cells, published_settings
+from gpipe_bench.simulator.published.settings import (
+    published_cells,
+    published_settings,
+    published_tables,
+    published_value,
+)
 from tests.bench.cells_of import ok_result
 
 TABLES = tuple(dict.fromkeys(row.table for row in published_settings()))
@@ -59,7 +65,7 @@ def test_every_published_cell_of_a_row_with_settings_has_one_row(instant):
         ]
     found = Counter((one.setting.table, one.setting.experiment, one.metric) for one in predictions(TABLES))
     assert found == Counter(cells)
-    assert len(cells) == 66
+    assert len(cells) == 93
 
 
 def test_cells_that_were_held_out_are_in_no_other_mean():
@@ -70,7 +76,25 @@ def test_cells_that_were_held_out_are_in_no_other_mean():
 
 def test_no_metric_of_throughput_utilisation_or_memory_is_left_out():
     printed = {metric for row in published_settings() for metric in published_cells(row)}
-    assert printed - {*METRICS} == {"speedup", "parameters"}
+    assert printed - {*METRICS} == {"speedup", "parameters", "span_bubble_fraction"}
+
+
+def test_partitions_of_zero_bubble_fill_the_devices_that_it_says():
+    values = published_tables()[0]
+    devices = values[values["table"] == "zero-bubble"].set_index("experiment")["partitions"].to_dict()
+    own = [row for row in published_settings() if row.table == "zero-bubble"]
+    assert len(own) == 27
+    for row in own:
+        cell = published_cell(row, row.batch_size)
+        assert cell.schedule_devices == devices[row.experiment]
+        assert sum(row.layers) == model_spec(row.model).layers(parse_arguments(row.model, row.model_args))
+
+
+def test_zero_bubble_is_predicted_from_the_law_alone(traces):
+    for experiment in ("14.6B-m48-1f1b", "14.6B-m48-zb_1p"):
+        own, metric = setting("zero-bubble", experiment), "throughput_samples_per_s_per_device"
+        row = simulate_published(own, {}, traces).row
+        assert METRICS[metric](own, row, None) == pytest.approx(published_value(own, metric), rel=0.03)
 
 
 def test_what_the_fit_saw_is_fitted_and_all_else_predicted():

@@ -140,3 +140,14 @@ def test_an_emulated_step_stands_beside_its_simulation():
     ]
     done = subprocess.run([*command, "--balance", "1-1-1-1"], capture_output=True, text=True, check=True)
     assert "predicted simulated on h100" in done.stdout
+
+
+@pytest.mark.parametrize("samples", ["", ",3"])
+def test_measured_layers_take_what_arithmetic_says(call, tmp_path, samples):
+    times = tmp_path / "times.csv"
+    times.write_text(f"forward_ms,backward_ms{',samples' * bool(samples)}\n" + f"10,20{samples}\n" * 4)
+    status, out, err = call("simulate", "1f1b", "--devices", 4, "--microbatches", 8, "--model", times)
+    assert (status, err) == (0, "")
+    assert out.startswith("simulated: 330.")
+    assert "free transfers, and the median of each pass and partition: 330.00 ms" in out
+    assert "no action is more than" in out

@@ -96,8 +96,13 @@ def _model_flops(setting: Setting, row: Row, _: Path | None) -> float | None:
     return row.throughput_samples_per_s * setting.tflop_per_sample / (setting.partitions * peak)
 
 
+def _per_device(_: Setting, row: Row, __: Path | None) -> float | None:
+    return row.throughput_samples_per_s and row.throughput_samples_per_s / (row.device_count or 1)
+
+
 METRICS: Final[Mapping[str, Callable[[Setting, Row, Path | None], float | None]]] = {
     "throughput_samples_per_s": lambda _, row, __: row.throughput_samples_per_s,
+    "throughput_samples_per_s_per_device": _per_device,
     "utilization_fraction": lambda _, row, __: row.utilization_fraction,
     "peak_reserved_gib": lambda _, row, __: row.peak_reserved_gib,
     _COUNTED: _model_gib,

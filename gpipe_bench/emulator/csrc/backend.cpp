@@ -143,6 +143,10 @@ int64_t vd_mark() {
   return virtual_devices::trace().add_version({ROW_mark});
 }
 
+void vd_update(int device, int64_t nanoseconds) {
+  virtual_devices::trace().add({ROW_update, 0, device, virtual_devices::current_stream(device), nanoseconds});
+}
+
 int64_t vd_set_duration(int64_t nanoseconds) {
   return std::exchange(virtual_devices::t_duration_ns, nanoseconds);
 }

@@ -30,6 +30,7 @@ class Fact(NamedTuple):
 CONSTANTS: Final[Mapping[str, Fact]] = {
     "launch_us": Fact("us", "host time of an operation", "steps of a tiny network and of a tiny transformer"),
     "lock": Fact("times", "of it where several threads launch, which take turns", "1, 2 and 4 threads that launch"),
+    "parameter_us": Fact("us", "of a parameter in an update, for which its device waits, too", "updates of 400 parameters"),
     "start_us": Fact("us", "start of a kernel and the gap after it", "200 kernels of 1000 elements"),
     "library_start_us": Fact("us", "start of a product, convolution or column sum", "3x3 convolution, 8x8"),
     "multiprocessors": Fact("count", "multiprocessors", "the driver"),
@@ -62,12 +63,12 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
     "convolution_no_tf32": Fact("share", "of the peak of the ordinary units", "both sizes in float32 without TF32"),
     "transposes": Fact("G/s", "elements: channels that are not last", "all of these convolutions together"),
     "depthwise": Fact("share", "of the peak of the ordinary units", "7x7 depthwise convolution"),
-    "depthwise_backward": Fact("share", "likewise", "the same, backward"),
+    "depthwise_backward": Fact("share", "likewise, of both gradients", "the same, backward"),
 }
 """The constants, by name."""
 
-_OPTIONAL: Final = frozenset({"lock"})
-"""Without it, threads of one process launch without regard to each other."""
+_OPTIONAL: Final = frozenset({"lock", "parameter_us"})
+"""Without the former, threads of one process launch without regard to each other; without the latter it is 0."""
 
 DIRECT_SHARE: Final = 1.0
 """Largest share of a peak: no device does more than its peak."""

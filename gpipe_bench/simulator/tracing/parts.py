@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.steps import Part
+from gpipe_bench.simulator.tracing.steps import FOREACH, Part
+
+Pass = Literal["forward", "data", "weight"]
+"""A convolution, or its gradient of the data or of the weight."""
 
 # Functions that take longer to compute than two bytes take to read.
 _HEAVY: Final = frozenset(
@@ -101,26 +104,36 @@ def dense_copies(tensors: Sequence[Tensor]) -> tuple[Part, ...]:
 
 
 def convolution_parts(
-    kind: str, planes: tuple[Tensor, Tensor], weight: Tensor, geometry: tuple[Sequence[int], int], flop: int
+    direction: Pass,
+    planes: tuple[Tensor, Tensor],
+    weight: Tensor,
+    geometry: tuple[Sequence[int], int],
+    flop: int,
+    *,
+    transposed: bool,
 ) -> tuple[Part, ...]:
     """The parts of a convolution or of one of its gradients, without its bias.
 
     Matrix units take operands with their channels last. Others are transposed before and after, but for filters of one
-    point and stride 1, which are matrix products.
+    point and stride 1, which are matrix products. Filters of one channel each are depthwise: other kernels, which are
+    slower still for gradients. A transposed convolution computes what is the gradient of the data of another one.
 
     Args:
-        kind: ``convolution``, or ``weight_gradient``.
-        planes: input and output of this pass, or anything of their shapes.
+        direction: the pass.
+        planes: input and output of the convolution, or anything of their shapes.
         weight: the filters.
         geometry: strides and groups.
         flop: of the direct algorithm.
+        transposed: whether it is a transposed convolution.
     """
-    x, y = planes
+    x, y = planes[::-1] if direction == "data" else planes
     strides, groups = geometry
     moved = x.nbytes + y.nbytes + weight.nbytes
-    if groups == weight.shape[0] > 1 == weight.shape[1]:
-        return (Part("depthwise" if kind == "convolution" else "depthwise_backward", moved, flop),)
-    incoming, outgoing = (max(1, plane.shape[1] // groups) for plane in planes)
+    if groups > 1 == weight.shape[1]:
+        forward = direction == ("data" if transposed else "forward")
+        return (Part("depthwise" if forward else "depthwise_backward", moved, flop),)
+    kind = "weight_gradient" if direction == "weight" else "convolution"
+    incoming, outgoing = (max(1, plane.shape[1] // groups) for plane in (x, y))
     padded = flop // (incoming * outgoing) * _up(incoming, _ALIGNMENT) * _up(outgoing, _TILE)
     pixels = prod(x.shape[2:])
     point = set(weight.shape[2:]) == set(strides) == {1}
@@ -213,7 +226,7 @@ def _together(call: _Call) -> list[Part]:
 
 def _pointwise(call: _Call) -> list[Part]:
     """An elementwise operation by how it goes through its tensors; all others by their bytes."""
-    if not call.results:
+    if not call.results or call.name.startswith(FOREACH):
         return [Part("stream", call.moved)]
     shape = call.results[0].shape
     tensors = [call.results[0], *(tensor for tensor in call.operands if tensor.numel() > 1)]

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Final
 
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.steps import ACCUMULATE, FOREACH, Part
+from gpipe_bench.simulator.tracing.steps import ACCUMULATE, Part
 from gpipe_bench.util.choices import HALVES
 
-_STREAMS: Final = frozenset({"stream", ACCUMULATE, FOREACH})
+_STREAMS: Final = frozenset({"stream", ACCUMULATE})
 _CONVOLUTIONS: Final = frozenset({"convolution", "weight_gradient"})
 _ATTENTIONS: Final = frozenset({"attention", "attention_backward"})
 _PRODUCTS: Final = frozenset({"product", "product_unaligned"})
@@ -30,11 +30,10 @@ def part_ns(part: Part, dtype: str, profile: Profile) -> float:
     constants = profile.constants
     if part.kind == "transposes" and not _on_matrix_units(dtype, profile):
         return 0
-    # One kernel updates many parameters.
-    start = "" if part.kind == FOREACH else "library_start_us" if part.kind in _LIBRARY else "start_us"
+    start = "library_start_us" if part.kind in _LIBRARY else "start_us"
     # 10^9 bytes or elements per second are one per nanosecond.
     memory_ns = part.bytes / (constants["memory"] * profile.bandwidth_gb_per_s)
-    return 1000 * constants.get(start, 0) + max(memory_ns, _work_ns(part, dtype, profile))
+    return 1000 * constants[start] + max(memory_ns, _work_ns(part, dtype, profile))
 
 
 def _work_ns(part: Part, dtype: str, profile: Profile) -> float:

@@ -7,6 +7,8 @@ is issued, while here gradients of other tasks arrive amid them.
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.emulator.shapes import price_by
@@ -63,6 +65,23 @@ def p40_again():
     """The other tests of this process take kernels to run on a P40."""
     yield
     price_by(load_profile("p40"))
+
+
+@pytest.mark.usefixtures("p40_again")
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adam"])
+@pytest.mark.parametrize(("schedule", "chunks"), [(None, 1), (None, 4), ("gpipe", 1), ("1f1b", 4)])
+def test_a_host_that_bounds_both_takes_its_time_for_parameters(schedule, chunks, optimizer):
+    """The loss of the emulated step and its gradient are some launches more, for each micro-batch of a schedule."""
+    with torch.device("meta"):
+        layers, sample = nn.Sequential(*(nn.Linear(64, 64) for _ in range(40))), torch.empty(1, 64)
+    options = {"balance": [40], "batch_size": 8, "chunks": chunks, "sample": sample, "optimizer": optimizer}
+    options |= {"checkpoint": "never", "schedule": schedule, "profile": "h100"}
+    emulated, simulated = emulate(layers, **options), simulate(layers, **options)
+    launch_ms = load_profile("h100").host_us / 1000
+    more = emulated.step_time_ms - simulated.step_time_ms
+    assert more == pytest.approx(launch_ms * (2 if schedule is None else 7 + 5 * (chunks - 1)), abs=0.01)
+    assert emulated.host_fraction == pytest.approx(1, abs=0.001)
+    assert simulated.host_fraction == pytest.approx(1, abs=0.001)
 
 
 @pytest.mark.usefixtures("p40_again")
