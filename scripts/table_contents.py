@@ -25,6 +25,7 @@ REFERENCE: Final = ROOT / "results" / "reference"
 _RACE: Final = "measured/2x-amd-epyc/peers"
 _RACE_OF_PROCESSES: Final = "measured/2x-intel-xeon-processor-processes/peers"
 _GPU: Final = "measured/1x-nvidia-h100-80gb-hbm3/ablation"
+_LENGTHS: Final = "llm-foundry"
 _RESERVED: Final = "peak_reserved_gib"
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
@@ -76,15 +77,29 @@ def errors_table() -> str:
 
 
 def transferred_table() -> str:
-    """A line per published run on hardware to which nothing was fitted."""
+    """A line per published run on hardware that has constants from elsewhere, but those of :func:`lengths_table`."""
     lines, rows = [], _predictions()
-    for row in plain_records(rows[rows["role"] == "transferred"]):
+    for row in plain_records(rows[(rows["role"] == "transferred") & ~rows["table"].str.startswith(_LENGTHS)]):
         scale, unit = (100, " %") if row["metric"].endswith("_fraction") else (1, "")
         digits = 1 if scale * row["published"] >= 10 else 2
         values = (f"{scale * row[kind]:.{digits}f}{unit}" for kind in ("published", "simulated"))
         name = f"`{row['table']}` `{row['experiment']}`"
         lines.append([name, _NAMES[row["metric"]], *values, f"{row['error_fraction']:+.1%}"])
     return markdown(["run", "quantity", "published", "simulated", "error"], lines)
+
+
+def lengths_table() -> str:
+    """Errors of the throughputs of MPT: a line per GPU and model, a column per length of its sequences."""
+    rows = _predictions()
+    rows = rows[rows["table"].str.startswith(_LENGTHS)]
+    rows[["size", "length"]] = rows["experiment"].str.split("-", expand=True)
+    lengths, lines = sorted({*rows["length"]}, key=int), []
+    for (profile, size, role), own in rows.groupby(["profile", "size", "role"], sort=False):
+        errors = dict(zip(own["length"], own["error_fraction"], strict=True))
+        said = ", fitted" if role == "fitted" else ""
+        cells = [f"{errors[length]:+.1%}" if length in errors else "" for length in lengths]
+        lines.append([f"{str(profile).upper()}, MPT-{size}{said}", *cells, f"{own['error_fraction'].abs().mean():.1%}"])
+    return markdown(["tokens", *lengths, "mean"], lines)
 
 
 def other_simulators_table() -> str:
@@ -238,6 +253,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "errors": errors_table,
     "measured-steps": steps_table,
     "transferred": transferred_table,
+    "lengths": lengths_table,
     "other-simulators": other_simulators_table,
     "schedules-measured": measured_schedules_table,
     "measured-pipelines": pipelines_table,

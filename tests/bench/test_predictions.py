@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -65,7 +66,7 @@ def test_every_published_cell_of_a_row_with_settings_has_one_row(instant):
         ]
     found = Counter((one.setting.table, one.setting.experiment, one.metric) for one in predictions(TABLES))
     assert found == Counter(cells)
-    assert len(cells) == 93
+    assert len(cells) == 134
 
 
 def test_cells_that_were_held_out_are_in_no_other_mean():
@@ -97,6 +98,34 @@ def test_zero_bubble_is_predicted_from_the_law_alone(traces):
         assert METRICS[metric](own, row, None) == pytest.approx(published_value(own, metric), rel=0.03)
 
 
+def test_rows_of_llm_foundry_are_the_models_and_batches_that_were_printed():
+    sizes = {"350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16), "3b": (32, 2560, 20)}
+    values = published_tables()[0].set_index(["table", "experiment"])
+    own = [row for row in published_settings() if row.table.startswith("llm-foundry")]
+    assert len(own) == 24 + 17
+    for row in own:
+        model, length = row.experiment.split("-")
+        arguments = parse_arguments(row.model, row.model_args)
+        assert tuple(arguments[name] for name in ("L", "D", "heads")) == sizes[model]
+        assert (arguments["context"], arguments["dropout"]) == (int(length), 0)
+        tokens, *_, microbatch = (
+            int(word) for word in re.findall(r"\d+", values.loc[row.table, row.experiment]["notes"])
+        )
+        assert published_value(row, "throughput_samples_per_s_per_device") == pytest.approx(
+            tokens / int(length), rel=1e-5
+        )
+        assert row.batch_size == row.chunks * microbatch
+        assert sum(row.layers) == model_spec(row.model).layers(arguments)
+
+
+@pytest.mark.parametrize("experiment", ["350m-65536", "760m-8192", "3b-16384"])
+def test_attention_of_models_that_the_fit_did_not_see_takes_its_share_at_any_length(traces, experiment):
+    own, metric = setting("llm-foundry", experiment), "throughput_samples_per_s_per_device"
+    assert own.role == "transferred"
+    row = simulate_published(own, {}, traces).row
+    assert METRICS[metric](own, row, None) == pytest.approx(published_value(own, metric), rel=0.02)
+
+
 def test_what_the_fit_saw_is_fitted_and_all_else_predicted():
     assert {(row.table, row.experiment) for row in published_settings() if row.role == "fitted"} == {
         ("unet-speed", "baseline"),
@@ -104,6 +133,7 @@ def test_what_the_fit_saw_is_fitted_and_all_else_predicted():
         ("resnet101-speed", "baseline"),
         ("resnet101-speed", "pipeline-1"),
         ("amoebanet-d-speed", "n2m1"),
+        *(("llm-foundry", f"1b-{512 * 2**power}") for power in range(7)),
     }
 
 

@@ -101,6 +101,17 @@ def test_each_constant_says_its_unit_and_the_case_that_measures_it():
     assert {name for name in profile_names() if load_profile(name).kernels} >= {"h100", "h200"}
 
 
+def test_a_section_from_before_attention_knew_dropout_and_length_lacks_these_constants():
+    old = {name: constant for name, constant in H200.kernels.items() if "no_dropout" not in name}
+    with pytest.raises(ConfigError) as caught:
+        parse_profile({**PLAIN.model_dump(), "kernels": {name: one.model_dump() for name, one in old.items()}})
+    missing = [name for name in CONSTANTS if "no_dropout" in name]
+    assert len(missing) == 8
+    assert list(caught.value.problems) == [
+        f"profile: kernels.{name} must be given, got nothing; add it" for name in missing
+    ]
+
+
 def test_a_section_names_every_problem():
     section = {name: {"value": 1, "origin": "assumed"} for name in CONSTANTS if name != "strided"}
     section |= {"memory": {"value": 92, "origin": "measured"}, "stride": {"value": 1, "origin": "measured"}}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.published.settings import settings_of
 from studies.kernels.__main__ import compared, rows
+from studies.kernels.attention import SHARES, fitted_share
 
 
 def test_operators_of_all_cells_are_there():
@@ -18,3 +21,10 @@ def test_the_law_is_near_what_was_measured_of_products(dtype):
     for name in ("mm", "addmm"):
         measured, simulated = compared()[name, dtype]
         assert simulated == pytest.approx(measured, rel=0.15)
+
+
+def test_the_share_of_attention_without_dropout_is_that_of_the_profile():
+    seen = [row for row in settings_of("llm-foundry") if row.experiment in ("1b-4096", "1b-16384")]
+    constants = load_profile("a100").kernels
+    assert {(constants[name].value, constants[name].origin) for name in SHARES} == {(0.3, "fitted")}
+    assert fitted_share(seen) == pytest.approx(0.3, rel=0.02)

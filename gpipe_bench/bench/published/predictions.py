@@ -144,7 +144,7 @@ def summary(found: Sequence[Prediction]) -> str:
         f"predicted: {_mean_error(roles['predicted'])}",
         f"  without model memory, which only counts parameters: {_mean_error(counted)}",
         f"held out until it was predicted: {_mean_error(roles['held_out'])}",
-        f"on other hardware, to which nothing was fitted: {_mean_error(roles['transferred'])}",
+        f"on other hardware, not fitted: {_mean_error(roles['transferred'])}",
         f"fitted: {_mean_error(roles['fitted'])}",
     ]
     lines += [f"  {table}: {_mean_error(own)}" for table, own in _by_table(found).items()]

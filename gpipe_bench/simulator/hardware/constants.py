@@ -52,10 +52,16 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
     "product_float32": Fact("share", "of the peak", "8192x1280 by 1280x5120 in float32"),
     "product_half": Fact("share", "of the peak", "the same in bfloat16"),
     "product_unaligned": Fact("share", "of the peak: rows of no multiple of 16 bytes", "8192x768 by 768x50257"),
-    "attention_float32": Fact("share", "of the peak, where a mask hides nothing", "causal, T = 1024, d = 64"),
+    "attention_float32": Fact("share", "of the peak, where a mask hides nothing", "causal, dropout, T = 1024, d = 64"),
     "attention_half": Fact("share", "likewise", "the same in bfloat16"),
     "attention_backward_float32": Fact("share", "likewise", "the same, backward"),
     "attention_backward_half": Fact("share", "likewise", "the same, backward in bfloat16"),
+    **{
+        f"{kind}_no_dropout_{ending}_{length}": Fact("share", "likewise, without dropout", f"the same, T = {keys}")
+        for kind in ("attention", "attention_backward")
+        for ending in ("float32", "half")
+        for length, keys in (("1k", 1024), ("8k", 8192))
+    },
     "convolution_float32": Fact("share", "of the peak", "four convolutions, 3x3 and 1x1"),
     "convolution_half": Fact("share", "of the peak", "the same in bfloat16"),
     "weight_gradient_float32": Fact("share", "of the peak", "their gradients of the weights"),
@@ -91,7 +97,7 @@ class Constant(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     value: float = Field(gt=0, description="in the unit of CONSTANTS")
-    origin: Literal["measured", "data sheet", "assumed"] = Field(description="how it was had")
+    origin: Literal["measured", "fitted", "data sheet", "assumed"] = Field(description="how it was had")
     spread: float | None = Field(default=None, ge=0, description="of repeated measurements, as a share of the value")
 
 

@@ -13,8 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
-from gpipe_bench.simulator.tracing.attention import seen_pairs
-from gpipe_bench.simulator.tracing.parts import Pass, bias_parts, convolution_parts, dense_copies, occupied, parts_of
+from gpipe_bench.simulator.tracing.attention import AttentionCall
+from gpipe_bench.simulator.tracing.parts import (
+    Pass,
+    attention_part,
+    bias_parts,
+    convolution_parts,
+    dense_copies,
+    occupied,
+    parts_of,
+)
 from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
 from gpipe_bench.simulator.tracing.steps import FOREACH, Kernel, Part
 
@@ -63,14 +71,15 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         return [recurrence]
     # An operation in place on many tensors gives nothing.
     results = tensors_of(args[0] if result is None and args else result)
-    flop = 0
+    flop, attention = 0, None
     kernel_class, arithmetic = "memory_bound", "elementwise"
     if func.overloadpacket in flop_registry:
         flop = int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
         # A product of complex numbers is four of real ones.
         flop *= 4 if results and results[0].is_complex() else 1
         if "attention" in name:
-            flop = _unmasked(flop, func, args, kwargs)
+            attention = AttentionCall.of(func, args, kwargs)
+            flop = attention.unmasked(flop)
         kernel_class, arithmetic = "other_conv_matmul", "matmul"
     operands = _used(name, args, kwargs)
     read = _bytes_read(name, operands, results)
@@ -79,7 +88,10 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
         return []
     launches = 2 if name in _TWO_PASSES else 1
     read *= _overlap(name, args) if name in _POOLS else launches
-    parts = parts_of(name, args, operands, results, flop)
+    if attention is None:
+        parts = parts_of(name, args, operands, results, flop)
+    else:
+        parts = (attention_part(name, operands, results, flop, attention),)
     return [Kernel(name, kernel_class, arithmetic, _dtype(results), launches, flop, read, written, 0, parts)]
 
 
@@ -90,16 +102,6 @@ def tensors_of(value: object) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for item in value for tensor in tensors_of(item)]
     return []
-
-
-def _unmasked(flop: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """The FLOPs of attention without those that a causal mask lets the kernel skip; PyTorch's formula counts them."""
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - public properties: pytorch#67254
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if not given.get("is_causal") or "query" not in given:
-        return flop
-    queries, keys = int(given["query"].shape[-2]), int(given["key"].shape[-2])
-    return flop * seen_pairs(queries, keys) // (queries * keys)
 
 
 def _used(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from gpipe_bench.simulator.tracing.attention import AttentionCall
 from gpipe_bench.simulator.tracing.steps import FOREACH, Part
 
 Pass = Literal["forward", "data", "weight"]
@@ -68,17 +69,26 @@ class _Call(NamedTuple):
 def parts_of(
     name: str, args: Sequence[Any], operands: Sequence[Tensor], results: Sequence[Tensor], flop: int
 ) -> tuple[Part, ...]:
-    """The parts of an operation that is no convolution.
+    """The parts of an operation that is neither a convolution nor attention.
 
     Args:
         name: of the operation.
         args: what it is called with.
         operands: the tensors among these, once each.
         results: the tensors that it gives.
-        flop: floating-point operations, if it is a product or attention.
+        flop: floating-point operations, if it is a product.
     """
     call = _Call(name, args, operands, results)
     return (_product(call, flop),) if flop else tuple(_KINDS.get(name, _pointwise)(call))
+
+
+def attention_part(
+    name: str, operands: Sequence[Tensor], results: Sequence[Tensor], flop: int, attention: AttentionCall
+) -> Part:
+    """Attention or its gradients, by what it drops and how many keys there are."""
+    call = _Call(name, (), operands, results)
+    kind = "attention_backward" if call.is_backward else "attention"
+    return Part(kind if attention.drops else f"{kind}_no_dropout", call.moved, flop, attention.keys)
 
 
 def is_usual(tensor: Tensor) -> bool:
@@ -151,8 +161,6 @@ def bias_parts(result: Tensor, bias: Tensor | None) -> tuple[Part, ...]:
 
 
 def _product(call: _Call, flop: int) -> Part:
-    if "attention" in call.name:
-        return Part("attention_backward" if call.is_backward else "attention", call.moved, flop)
     result = call.results[0]
     if result.dim() > 2:
         # Whole tiles are computed, which matters where there are many small products.

@@ -26,7 +26,7 @@ class Part(NamedTuple):
         kind: a law of :mod:`gpipe_bench.simulator.workloads.law`.
         bytes: that it reads and writes, each tensor once for each pass over it.
         units: elements, or floating-point operations.
-        blocks: channels or planes that a norm works on side by side, or rows.
+        blocks: channels or planes that a norm works on side by side, or keys of attention.
     """
 
     kind: str
