@@ -51,6 +51,9 @@ def run(
     repeats: Annotated[
         int, typer.Option(min=0, max=_MOST_REPEATS, help="Run so many, each in a fresh process; 0: one in this.")
     ] = 0,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="Let the cells take turns, a step each, so that other load meets all alike.")
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write a step of the last run as a Chrome trace, for Perfetto and explain.")
     ] = None,
@@ -79,7 +82,7 @@ def run(
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats or len(chosen) > 1:
-        results = _run_repeats(chosen, repeats or 1, out)
+        results = _run_repeats([chosen] if turns else [[cell] for cell in chosen], repeats or 1, out)
     else:
         results = [_run_once(chosen[0], repeat, out)]
     _write_trace(trace, results[-1])
@@ -127,20 +130,21 @@ def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: in
     return result
 
 
-def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> list[RawResult]:
-    from gpipe_bench.bench.running.repeats import run_repeats
+def _run_repeats(groups: Sequence[Sequence[MeasuredCell]], repeats: int, out: Path) -> list[RawResult]:
+    """Measure the groups one after the other; the cells of a group take turns."""
+    from gpipe_bench.bench.running.turns import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
-    steps = count(1)
+    steps, total = count(1), sum(1 if cell.unsupported() else repeats for cells in groups for cell in cells)
     results: list[RawResult] = []
     with progress("measuring") as task:
 
         def report(result: RawResult) -> None:
             _say(result, task)
-            task.step(next(steps), repeats * len(cells))
+            task.step(next(steps), total)
 
-        for cell in cells:
-            results += run_repeats(cell, repeats, report)
+        for cells in groups:
+            results += run_repeats(cells, repeats, report)
     write_files({out: results_json(results)})
     return results
 

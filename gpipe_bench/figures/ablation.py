@@ -158,8 +158,8 @@ def _ratios(group: Group) -> dict[str, _Value]:
     base = loop.middle(THROUGHPUT) if loop else None
     for outcome in group.ordered():
         samples = [value / base for value in outcome.samples(THROUGHPUT)] if base else []
-        ratio = outcome.ratio(loop)
-        text = f"{ratio.median:.2f}{TIMES}" if ratio else ""
+        ratio = group.ratio(outcome)
+        text = f"{ratio.median:.2f}{TIMES}{' (noisy)' if group.noisy(outcome) else ''}" if ratio else ""
         if base and outcome is loop:
             ratio, text = Interval(1, 1.0, math.nan, math.nan), f"{significant(base)} samples/s"
         mark = _MARKS.get(outcome.variant, _SCHEDULE)

@@ -120,10 +120,10 @@ def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
             outcome.variant,
             str(len(outcome.ok)),
             _interval(outcome.interval(THROUGHPUT)),
-            _ratio(outcome, group.baseline),
+            _ratio(outcome, group),
             _memory(outcome, scale),
             *(_percent(outcome.middle(column)) for column in _SHARES.values()),
-            _status(outcome, notes),
+            _status(outcome, notes) + (", noisy" if group.noisy(outcome) else ""),
             style="" if outcome.ok else _STYLES[outcome.failed[0].status],
         )
     return table
@@ -215,11 +215,11 @@ def _interval(interval: Interval | None) -> str:
     return f"{_digits(interval.median)} [{_digits(interval.low)}, {_digits(interval.high)}]"
 
 
-def _ratio(outcome: Outcome, baseline: Outcome | None) -> str:
-    if outcome is baseline and outcome.ok:
+def _ratio(outcome: Outcome, group: OutcomeGroup) -> str:
+    if outcome is group.baseline and outcome.ok:
         return "1"
-    sides = outcome.samples(THROUGHPUT), baseline.samples(THROUGHPUT) if baseline else []
-    return _interval(outcome.ratio(baseline)) + ("*" if differ(*sides) else "")
+    sides = outcome.samples(THROUGHPUT), group.baseline.samples(THROUGHPUT) if group.baseline else []
+    return _interval(group.ratio(outcome)) + ("*" if differ(*sides) else "")
 
 
 def _digits(value: float) -> str:
