@@ -135,13 +135,15 @@ def _run_repeats(groups: Sequence[Sequence[MeasuredCell]], repeats: int, out: Pa
     from gpipe_bench.bench.running.turns import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
-    steps, total = count(1), sum(1 if cell.unsupported() else repeats for cells in groups for cell in cells)
+    # A turn each to build and to end, and one for each timed step.
+    turns, total = count(1), repeats * sum(cell.steps + 2 for cells in groups for cell in cells)
     results: list[RawResult] = []
-    with progress("measuring") as task:
+    with progress("measuring, turns") as task:
 
-        def report(result: RawResult) -> None:
-            _say(result, task)
-            task.step(next(steps), total)
+        def report(result: RawResult | None) -> None:
+            if result is not None:
+                _say(result, task)
+            task.step(next(turns), total)
 
         for cells in groups:
             results += run_repeats(cells, repeats, report)
@@ -162,9 +164,11 @@ def _say(result: RawResult, task: Progress) -> None:
 
 
 def _words(result: RawResult) -> str:
+    from gpipe_bench.results.labels import run_as
+
     row = result.row
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
-    return f"{row.status}: {row.variant} repeat {row.repeat}: {value}"
+    return f"{row.status}: {run_as(row)}, {row.variant} repeat {row.repeat}: {value}"
 
 
 def _balance(cell: MeasuredCell) -> tuple[int, ...]:

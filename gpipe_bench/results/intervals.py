@@ -69,15 +69,14 @@ def ratio_interval(samples: Sequence[float], reference: Sequence[float]) -> Inte
     return _interval(n, ratio, ratios)
 
 
-def paired_interval(samples: Mapping[int, float], reference: Mapping[int, float]) -> Interval | None:
-    """The median of the ratios of values that belong together, and its 95 % interval; None without a pair.
+def paired_ratios(samples: Mapping[int, float], reference: Mapping[int, float]) -> list[float]:
+    """The ratios of values that were taken side by side.
 
     Args:
         samples: by the round in which they were taken.
         reference: the same of what they are divided by, positive.
     """
-    ratios = [value / reference[number] for number, value in samples.items() if number in reference]
-    return median_interval(ratios) if ratios else None
+    return [value / reference[number] for number, value in sorted(samples.items()) if number in reference]
 
 
 def _checked(name: str, samples: Sequence[float]) -> Array:

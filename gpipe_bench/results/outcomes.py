@@ -13,7 +13,7 @@ from statistics import median
 from typing import ClassVar, Final
 
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.results.intervals import Interval, median_interval, paired_interval, ratio_interval
+from gpipe_bench.results.intervals import Interval, median_interval, paired_ratios, ratio_interval
 from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER, run_as
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.shapley import Share, shapley_shares
@@ -150,11 +150,21 @@ class CpuGroup(Group):
             max(before) <= min(after) for before, after in pairwise(rounds)
         )
 
+    def ratios(self, outcome: Outcome) -> list[float]:
+        """The throughput of each repeat over that of the plain loop: of the same repeat where they took turns."""
+        middle = self.baseline.middle(THROUGHPUT) if self.baseline else None
+        if self.baseline is None or middle is None:
+            return []
+        if self.in_turns:
+            return paired_ratios(outcome.by_repeat(), self.baseline.by_repeat())
+        return [value / middle for value in outcome.samples(THROUGHPUT)]
+
     def ratio(self, outcome: Outcome) -> Interval | None:
-        """Throughput over that of the plain loop, repeat by repeat where they took turns."""
-        if self.baseline is None or outcome is self.baseline or not self.in_turns:
+        """Throughput over that of the plain loop; the median of :meth:`ratios` where they took turns."""
+        if outcome is self.baseline or not self.in_turns:
             return Group.ratio(self, outcome)
-        return paired_interval(outcome.by_repeat(), self.baseline.by_repeat())
+        ratios = self.ratios(outcome)
+        return median_interval(ratios) if ratios else None
 
     def ordered(self) -> list[Outcome]:
         """The loops, the paper's executor and its other variants, then the schedules."""

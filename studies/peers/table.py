@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpipe_bench.components import Components
 from gpipe_bench.results.configurations import configurations_beside, digest
-from gpipe_bench.results.intervals import Interval, paired_interval
+from gpipe_bench.results.intervals import Interval, median_interval, paired_ratios
 from gpipe_bench.results.peer_rows import STEP_COLUMNS, PeerRow
 from gpipe_bench.results.tables import companion_path, csv_text
 from gpipe_bench.util.files import write_files
@@ -76,7 +76,8 @@ def round_ratios(
     if outcome is None or baseline is None or outcome.status != "ok" or baseline.status != "ok":
         return None
     ours, base = _round_medians(outcome), _round_medians(baseline)
-    return paired_interval(base, ours) if inverse else paired_interval(ours, base)
+    ratios = paired_ratios(base, ours) if inverse else paired_ratios(ours, base)
+    return median_interval(ratios) if ratios else None
 
 
 def _round_medians(outcome: ContenderTimes) -> dict[int, float]:

@@ -139,6 +139,7 @@ def test_cells_that_took_turns_are_compared_repeat_by_repeat(seed):
     for way, speed in SPEEDS.items():
         ratio = group.ratio(group.outcomes[way])
         assert ratio == (None if way == LOOP else (4, *[pytest.approx(speed / SPEEDS[LOOP])] * 3))
+        assert group.ratios(group.outcomes[way]) == [pytest.approx(speed / SPEEDS[LOOP])] * 4
         assert not group.noisy(group.outcomes[way])
 
 

@@ -56,7 +56,7 @@ def take_turns(waiting: Callable[[], Sequence[T]], seed: int, most: int | None =
 def run_repeats(
     cells: Sequence[MeasuredCell],
     repeats: int,
-    report: Callable[[RawResult], None],
+    report: Callable[[RawResult | None], None],
     measure: Measure | None = None,
 ) -> list[RawResult]:
     """Run each of ``cells`` so many times, in turns; each run is a result, whatever happens to it.
@@ -66,7 +66,7 @@ def run_repeats(
     Args:
         cells: what to measure.
         repeats: how many times.
-        report: takes each result as it comes.
+        report: takes what each turn gave: a result, or None where the run goes on.
         measure: what measures a cell; see :func:`gpipe_bench.bench.running.run.run_cell`.
 
     Returns:
@@ -83,7 +83,7 @@ def run_repeats(
                 run.go_on()
                 if run.result is not None:
                     found[cells.index(run.cell)].append(run.result)
-                    report(run.result)
+                report(run.result)
         finally:
             for run in runs:
                 run.close()
