@@ -128,7 +128,7 @@ def measured_schedules_table() -> str:
     for name, own in rows.groupby("schedule", sort=False):
         head, kinds = own.iloc[0], [own[own["processes"] == count] for count in (1, 2)]
         step = timing(named_schedule(str(name), int(head["chunks"]), int(head["partitions"]), 2), Durations(1, 1, 1))
-        shares = (f"{share:.0%}" for share in (step.bubble, *(kind["idle"].mean() for kind in kinds)))
+        shares = (f"{share:.0%}" for share in (step.bubble, *(kind["idle"].median() for kind in kinds)))
         speeds, memory = (_range(kind[THROUGHPUT]) for kind in kinds), f"{1024 * head['peak_allocated_gib']:.0f}"
         found[kinds[0][THROUGHPUT].median()] = [f"`{name}`", *speeds, *shares, memory]
     header = [f"{what}, {kind}" for what in ("samples/s", "idle") for kind in ("one process", "two processes")]

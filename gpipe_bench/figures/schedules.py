@@ -47,6 +47,7 @@ MARKS: Final = dict(
 )
 """Shape and colour of each schedule."""
 
+_FAMILIES: Final = "Schedules of one family have one colour; shapes tell them apart."
 _FILLS: Final = {"never": "full", "except_last": "left", "always": "none"}
 _COLUMNS: Final = 5
 _TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
@@ -110,11 +111,14 @@ def _pareto_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
     groups = {name: [cell for cell in group if cell.devices == _usual(group)] for name, group in every.items()}
     counts = sorted({_usual(group) for group in groups.values()})
     words = f"on {' or '.join(map(str, counts))} devices, in samples/s, over the peak memory of the fullest device"
+    *less, most = sorted({cell.row.chunks or 1 for group in groups.values() for cell in group})
+    mixed = f"Panels hold cells of {', '.join(map(str, less))} and {most} micro-batches alike. " if less else ""
+    fills = "Full: no checkpoints; half: except the last micro-batch; empty: always. "
     return [
         heading(f"Throughput {words}", [cells[0].row.evidence], "", width_in),
         *_rows(groups, _draw_pareto, "GiB reserved"),
         _marks(),
-        note("Full: no checkpoints; half: except the last micro-batch; empty: always.", width_in),
+        note(fills + mixed + _FAMILIES, width_in),
     ]
 
 
@@ -127,6 +131,7 @@ def _scaling_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
         heading("Throughput over that of 1F1B, with more devices", [cells[0].row.evidence], modes, width_in),
         *_rows(groups, _draw_scaling, "devices"),
         _marks(),
+        note(_FAMILIES, width_in),
     ]
 
 

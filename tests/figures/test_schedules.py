@@ -102,6 +102,17 @@ def test_a_figure_fits_both_columns_of_a_page(name, texts_of):
         assert figure.get_figheight() <= 5
 
 
+def test_a_front_says_which_numbers_of_microbatches_it_mixes(texts_of):
+    alike = [one for one in everything() if one.row.chunks == 4]
+    mixed, words = [*everything(), cell(9.0, 3.0, devices=4, chunks=16)], {}
+    for name, cells in (("alike", alike), ("mixed", mixed)):
+        with drawing():
+            words[name] = " ".join(text.get_text() for text, _ in texts_of(PARETO.canvas(cells)))
+    assert "Panels hold cells of 4, 8 and 16 micro-batches alike." in words["mixed"]
+    assert "micro-batches" not in words["alike"]
+    assert all("shapes tell them apart" in text for text in words.values())
+
+
 def test_the_reference_has_a_figure_for_each_table(tmp_path):
     for place, name in (
         ("simulated/p40", "schedules"),
