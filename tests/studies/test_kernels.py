@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpipe_bench.bench.published.measured import TABLES, measured_steps
+from gpipe_bench.simulator.hardware.profile import load_profile
 from studies.kernels.__main__ import compared, rows
+from studies.kernels.host import fitted
 
 
 def test_operators_of_all_cells_are_there():
@@ -18,3 +21,9 @@ def test_the_law_is_near_what_was_measured_of_products(dtype):
     for name in ("mm", "addmm"):
         measured, simulated = compared()[name, dtype]
         assert simulated == pytest.approx(measured, rel=0.15)
+
+
+def test_the_host_of_the_profile_is_the_one_that_fits_the_steps(tmp_path):
+    constants = load_profile("h200").constants
+    found = fitted(list(measured_steps(TABLES["h200-steps"], tmp_path)))
+    assert found == pytest.approx((constants["launch_us"], constants["parameter_us"]), abs=0.05)
