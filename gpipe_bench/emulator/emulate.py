@@ -94,6 +94,7 @@ def emulate(
     loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
     steps: int = 2,
+    steps_overlap: bool = True,
     host_time: bool = True,
 ) -> Emulation:
     """Let the engine train a pipeline on virtual devices; if a device has too little memory, say how much it needs.
@@ -116,6 +117,7 @@ def emulate(
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for the sum of the output.
         target: with a loss, the targets of a whole mini-batch.
         steps: training steps, at least 2; the first is a warm-up.
+        steps_overlap: False: the host waits at the end of each step until all devices are idle.
         host_time: whether launches cost the host time, and launch queues are limited.
 
     Raises:
@@ -126,7 +128,8 @@ def emulate(
     return _emulated(EmulationRequest(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile, tf32=tf32,
-        launch_us=launch_us, devices=devices, sample=sample, loss=loss, target=target, steps=steps, host_time=host_time,
+        launch_us=launch_us, devices=devices, sample=sample, loss=loss, target=target, steps=steps,
+        steps_overlap=steps_overlap, host_time=host_time,
     ))  # fmt: skip
 
 
@@ -188,6 +191,8 @@ def _run(work: Work, request: EmulationRequest, places: Sequence[torch.device]) 
         with training.pipe.observe(tasks):
             for _ in range(request.steps):
                 _step(training)
+                for place in () if request.steps_overlap else places:
+                    torch.accelerator.synchronize(place)
                 mark()
     return trace, tasks.spans
 
@@ -218,6 +223,7 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
         checkpoint=request.checkpoint,
         batch_size=request.batch_size,
         device_count=len({*places}),
+        steps_overlap=request.steps_overlap,
     )
     return {**work.facts, **own}
 

@@ -206,7 +206,8 @@ def _marks() -> list[Panel]:
 
 
 def _read(path: Path, selection: Selection) -> list[ScheduleCell]:
-    return read_cells(path, selection.evidence or "simulated")
+    """The cells whose steps overlap."""
+    return [cell for cell in read_cells(path, selection.evidence or "simulated") if cell.row.steps_overlap is not False]
 
 
 PARETO: Final = Figure(

@@ -105,6 +105,7 @@ class Row(Record):
     run_as: str = ""
     autograd: str = ""
     sweep_kind: str = ""
+    steps_overlap: bool | None = None
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:

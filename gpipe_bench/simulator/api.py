@@ -73,6 +73,7 @@ def simulate(
     launch_us: float | None = None,
     flavour: str = "current",
     steps: int | None = None,
+    steps_overlap: bool = True,
     memory: bool = True,
     cache: str | Path | None = None,
 ) -> Simulation:
@@ -101,7 +102,9 @@ def simulate(
         tf32: whether float32 is rounded to TF32; None: in convolutions only, as PyTorch does it.
         launch_us: host time of an operation, microseconds; None: the profile's.
         flavour: autograd engine: ``current``, or ``published``, that of the published runs.
-        steps: training steps; all but the first count. 1: a step between idle devices. None: 2, more if threads race.
+        steps: training steps; all but the first count. None: 2, more if threads race.
+        steps_overlap: whether a step starts on a device while others still run the step before. False: a step ends on
+            all devices, as in loops that clip gradients or read the loss; so does a single step.
         memory: whether to simulate the allocators.
         cache: folder of stored traces; default: the user's cache folder.
 
@@ -148,6 +151,7 @@ def _answer(request: SimulationRequest) -> Simulation:
         device_count=len(set(settings.devices)) or len(balance),
     )
     facts["hosts"] = request.hosts
+    facts["steps_overlap"] = request.steps_overlap and steps > 1
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
     found = _simulated(workload, machine, replace(settings, steps=steps), facts)
@@ -211,6 +215,10 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
         done = run(workload, machine, settings)
     except OutOfMemory as error:
         return _out_of_memory(workload, machine, settings, facts, error)
+    if not facts["steps_overlap"]:
+        # Between steps all devices are idle, so that a single step takes what each one does; memory is that of all.
+        memory, settings = done.memory, replace(settings, steps=1, memory=False)
+        done = replace(run(workload, machine, settings), memory=memory)
     if not done.step_ns:
         raise ConfigError(["model must have something to compute, got a step without kernels; simulate more layers"])
     return Simulation(

@@ -35,6 +35,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "profile": (str | Path | Profile, "a name, a path or a Profile; use 'p40'"),
     "network": (str | Link, "a name or a Link; use 'ndr400'"),
     "memory": (bool, "True or False; pass a bool"),
+    "steps_overlap": (bool, "True or False; pass a bool"),
     "masters": (bool, "True or False; pass a bool"),
     "tf32": (bool | None, "True, False or None; pass a bool"),
     "loss": (Callable | None, "a function of output and target, or None; pass a function"),
@@ -63,6 +64,7 @@ class TrainingRequest:
     loss: Callable[..., Tensor] | None
     target: Tensor | None
     steps: int | None
+    steps_overlap: bool
 
     @property
     def hardware(self) -> Profile:

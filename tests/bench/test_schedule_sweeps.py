@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gpipe_bench.bench.experiments.config import SuiteConfig, parse_config
-from gpipe_bench.bench.experiments.schedules import MeasuredSchedules, ScheduleSweep
+from gpipe_bench.bench.experiments.schedules import MeasuredSchedules, ScheduleSteps, ScheduleSweep
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules import SCHEDULES
@@ -16,16 +16,23 @@ SMALL = {"model_args": "depth=1;B=1;C=2;size=4", "batch_size": 8, "chunks": (2, 
 
 
 def test_every_schedule_has_every_number_of_micro_batches_and_mode_on_as_many_devices():
-    cells = ScheduleSweep(**SMALL).simulations()
+    cells = [cell for cell in ScheduleSweep(**SMALL).simulations() if cell.steps_overlap]
     assert {cell.schedule_devices for cell in cells} == {2}
     points = {(cell.schedule, cell.chunks, cell.checkpoint) for cell in cells}
     assert len(points) == len(cells) == len(SCHEDULES) * 2 * 3
 
 
 def test_other_numbers_of_devices_have_the_most_micro_batches_and_the_last_mode():
-    cells = ScheduleSweep(**SMALL, scaling=(1, 4)).simulations()
+    cells = [cell for cell in ScheduleSweep(**SMALL, scaling=(1, 4)).simulations() if cell.steps_overlap]
     other = [(cell.schedule_devices, cell.chunks, cell.checkpoint) for cell in cells if cell.schedule_devices != 2]
     assert Counter(other) == {(1, 4, "never"): len(SCHEDULES), (4, 4, "never"): len(SCHEDULES)}
+
+
+def test_cells_of_the_last_mode_are_there_with_steps_that_do_not_overlap():
+    cells = ScheduleSweep(**SMALL, scaling=(4,), emulated=("never",)).simulations()
+    last = {cell.id for cell in cells if cell.checkpoint == "never" and cell.steps_overlap}
+    assert {cell.changed(steps_overlap=True).id for cell in cells if not cell.steps_overlap} == last
+    assert all(cell.steps_overlap for cell in ScheduleSteps().simulations()), "those that are drawn are there once"
 
 
 def test_emulated_cells_have_their_twins_among_the_simulated_ones():

@@ -70,6 +70,12 @@ def test_idle_shares_stand_beside_the_formula():
     assert set(other.idle) == {"measured, processes", "formula"}
 
 
+def test_the_formula_of_one_step_stands_beside_steps_that_do_not_overlap():
+    apart = row("zb_h2", steps_overlap=False, bubble_fraction=0.5, copy_fraction=0.0, imbalance_fraction=0.0)
+    (panel,) = settings_of([row("zb_h2", steps_overlap=True), apart])
+    assert panel.idle["simulated"] == {"zb_h2": 0.5}
+
+
 def test_recomputation_counts_in_the_formula():
     (panel,) = settings_of([row("gpipe", evidence="emulated", checkpoint="always")])
     # T_F = T_B = T_W: the last partition recomputes at once, and so do the others before the gradient arrives.

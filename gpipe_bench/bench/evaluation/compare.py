@@ -205,7 +205,9 @@ def _grouped(rows: Iterable[AnyRow], across: Sequence[str]) -> dict[tuple[object
     for row in rows:
         # Two profiles of simulated or emulated hardware are two cells; two real machines are what is compared.
         hardware = row.profile if row.evidence in ("simulated", "emulated") and "evidence" in names else ""
-        groups.setdefault((*(key_of(row, name) for name in names), hardware), []).append(row)
+        # Steps of older rows, which do not say it, overlap.
+        overlap = key_of(row, "steps_overlap") is not False
+        groups.setdefault((*(key_of(row, name) for name in names), hardware, overlap), []).append(row)
     return groups
 
 

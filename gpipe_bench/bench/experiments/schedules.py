@@ -2,6 +2,7 @@
 
     devices      all schedules, numbers of micro-batches and checkpoint modes
     scaling      other numbers of devices, with the most micro-batches and the last checkpoint mode
+    apart        those of the last checkpoint mode again, with steps that do not overlap
 
 A schedule with two partitions on each device cuts the model into twice as many partitions.
 """
@@ -57,7 +58,13 @@ def partitions_of(schedule: str, devices: int) -> int:
 
 
 class ScheduleSweep(ModelSection, Experiment):
-    """One model on one type of device, with each schedule; in virtual time."""
+    """One model on one type of device, with each schedule; in virtual time.
+
+    Attributes:
+        apart: whether the cells of the last checkpoint mode are there again, with steps that do not overlap.
+    """
+
+    apart: ClassVar[bool] = True
 
     model: Model = "unet"
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
@@ -84,17 +91,22 @@ class ScheduleSweep(ModelSection, Experiment):
         """The cells of all schedules on ``devices``, then those of other numbers of devices."""
         points = [(self.devices, *point) for point in product(self.checkpoints, self.chunks)]
         points += [(p, self.checkpoints[-1], max(self.chunks)) for p in self.scaling]
-        return [
+        cells = [
             SimulatedCell(**self._settings(name, p), checkpoint=mode, chunks=chunks, flavour="current")
             for p, mode, chunks in points
             for name in SCHEDULES
         ]
+        modes = {self.checkpoints[-1], *self.emulated} if self.apart else set()
+        return cells + [cell.changed(steps_overlap=False) for cell in cells if cell.checkpoint in modes]
 
     def emulations(self) -> list[EmulatedCell]:
         """The cells of all schedules in the modes of ``emulated``."""
         return [
-            EmulatedCell(**self._settings(name, self.devices), checkpoint=mode, chunks=min(self.chunks))
+            EmulatedCell(
+                **self._settings(name, self.devices), checkpoint=mode, chunks=min(self.chunks), steps_overlap=overlap
+            )
             for mode in self.emulated
+            for overlap in (True, False)
             for name in SCHEDULES
         ]
 
@@ -107,6 +119,7 @@ class ScheduleSweep(ModelSection, Experiment):
 class ScheduleSteps(ScheduleSweep):
     """One step of each schedule, whose timeline is kept."""
 
+    apart: ClassVar[bool] = False
     timelines: ClassVar[bool] = True
     verified: ClassVar[bool] = False
 

@@ -91,3 +91,21 @@ def test_both_take_the_constants_of_kinds_of_kernels():
     model = Model("unet", {"B": 1, "C": 64, "depth": 2, "size": 192})
     emulated, simulated = emulate(model, **options), simulate(model, **options)
     assert emulated.step_time_ms == pytest.approx(simulated.step_time_ms, rel=0.03)
+
+
+@pytest.mark.usefixtures("p40_again")
+@pytest.mark.parametrize("name", [None, *SCHEDULES])
+def test_steps_that_overlap_and_steps_that_end_on_all_devices(name):
+    """A step that ends on all devices takes longer with ``zb_h2``: its devices do not end together."""
+    model = Model("vit", {"L": 9, "D": 1280, "heads": 16})
+    balance = [2, 3] * 4 if name in TWO_PER_DEVICE else [5] * 4
+    options = {"balance": balance, "batch_size": 64, "chunks": 8, "checkpoint": "never", "schedule": name}
+    times_ms = []
+    for overlap in (True, False):
+        given = {**options, "profile": "h100", "steps_overlap": overlap}
+        emulated, simulated = emulate(model, **given, steps=3), simulate(model, **given)
+        times_ms += [step.step_time_ms for step in emulated.each]
+        assert times_ms[-2:] == pytest.approx([simulated.step_time_ms] * 2, rel=0.01)
+        assert emulated.row().steps_overlap is simulated.row().steps_overlap is overlap
+    if name == "zb_h2":
+        assert max(times_ms[:2]) < 0.95 * min(times_ms[2:])
