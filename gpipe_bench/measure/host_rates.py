@@ -63,7 +63,7 @@ def step_seconds(name: str, device: torch.device, repeats: int) -> list[float]:
 
 
 def update_seconds(device: torch.device, repeats: int) -> list[float]:
-    """Host time of an update for each parameter, once for each repeat: the optimizer's loops, then gradients are given up."""
+    """Host time of an update for each parameter, once for each repeat; in the end gradients are given up."""
     parameters = [torch.zeros(1, device=device, requires_grad=True) for _ in range(_PARAMETERS)]
     optimizer = torch.optim.SGD(parameters, lr=1e-3, foreach=True)
 

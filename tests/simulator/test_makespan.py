@@ -142,4 +142,5 @@ def test_a_launch_leaves_the_queue_when_its_kernel_has_run(ends, depth):
     issued = run(work, Plain(queue_depth=depth), Settings(checkpoint="never")).issued
     ran = [100 * i + end for i in range(3) for end in ends]
     # Before the second task three launches are queued, before the third six.
-    assert [one.issue_ns for one in issued[:3]] == [0, *(ran[max(0, count - depth - 1)] * (count > depth) for count in (3, 6))]
+    room = [ran[count - depth - 1] if count > depth else 0 for count in (3, 6)]
+    assert [one.issue_ns for one in issued[:3]] == [0, *room]

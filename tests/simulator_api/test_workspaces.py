@@ -45,5 +45,5 @@ def test_a_device_that_multiplies_matrices_holds_two(layers, options, counts):
 
 
 def test_gpus_have_the_size_that_pytorch_chooses_for_them():
-    sizes = {name: load_profile(name).cublas_workspace_mib for name in ("h100", "h200", "a100", "p40")}
-    assert sizes == {"h100": 32, "h200": 32, "a100": 8.125, "p40": 0}
+    sizes = {name: load_profile(name).cublas_workspace_mib for name in ("h100", "h200", "a100", "v100", "p100", "p40")}
+    assert sizes == {"h100": 32, "h200": 32, "a100": 8.125, "v100": 8.125, "p100": 0, "p40": 0}

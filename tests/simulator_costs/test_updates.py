@@ -62,7 +62,7 @@ def dispatched(optimizer, m, steps=2):
 
 
 def simulated(optimizer, m, flavour="current", profile=None):
-    """Operations of a step that a host bounds which takes a millisecond for each, and none for an update's parameters."""
+    """Operations of a step that a host bounds: a millisecond for each, and none for parameters in an update."""
     step = simulate(
         net(), balance=[4], batch_size=4, chunks=m, checkpoint="never", schedule="gpipe", optimizer=optimizer,
         sample=torch.empty(1, 6), loss=loss, target=torch.empty(SHAPE), profile=profile or of_host(launch_us=28),

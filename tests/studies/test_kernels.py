@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gpipe_bench.bench.published.measured import TABLES, measured_steps
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import settings_of
 from studies.kernels.__main__ import compared, rows
 from studies.kernels.attention import SHARES, fitted_share
+from studies.kernels.host import fitted
 
 
 def test_operators_of_all_cells_are_there():
@@ -28,3 +30,9 @@ def test_the_share_of_attention_without_dropout_is_that_of_the_profile():
     constants = load_profile("a100").kernels
     assert {(constants[name].value, constants[name].origin) for name in SHARES} == {(0.3, "fitted")}
     assert fitted_share(seen) == pytest.approx(0.3, rel=0.02)
+
+
+def test_the_host_of_the_profile_is_the_one_that_fits_the_steps(tmp_path):
+    constants = load_profile("h200").constants
+    found = fitted(list(measured_steps(TABLES["h200-steps"], tmp_path)))
+    assert found == pytest.approx((constants["launch_us"], constants["parameter_us"]), abs=0.05)

@@ -2,7 +2,7 @@
 
     gpipe-bench predictions --table h200-steps
 
-No step was fitted, but for a loop that tells how slow the host of the pipelines was.
+Steps of one device gave the two constants of the host, and a loop tells how slow the host of the pipelines was.
 """
 
 from __future__ import annotations

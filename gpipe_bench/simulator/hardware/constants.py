@@ -30,7 +30,7 @@ class Fact(NamedTuple):
 CONSTANTS: Final[Mapping[str, Fact]] = {
     "launch_us": Fact("us", "host time of an operation", "steps of a tiny network and of a tiny transformer"),
     "lock": Fact("times", "of it where several threads launch, which take turns", "1, 2 and 4 threads that launch"),
-    "parameter_us": Fact("us", "of a parameter in an update, for which its device waits, too", "updates of 400 parameters"),
+    "parameter_us": Fact("us", "of a parameter in an update; its device waits, too", "updates of 400 parameters"),
     "start_us": Fact("us", "start of a kernel and the gap after it", "200 kernels of 1000 elements"),
     "library_start_us": Fact("us", "start of a product, convolution or column sum", "3x3 convolution, 8x8"),
     "multiprocessors": Fact("count", "multiprocessors", "the driver"),
