@@ -69,7 +69,7 @@ def keep_gradients(parameters: Iterable[Tensor]) -> None:
     """Let the host take its time to keep the first gradients of these, in the trace that is recorded."""
     for parameter in parameters:
         if parameter.device.type == NAME:
-            backend().vd_parameter(parameter._cdata)  # type: ignore[attr-defined]  # noqa: SLF001 - C++ knows it by that
+            backend().vd_parameter(parameter._cdata)  # noqa: SLF001 - C++ knows it by that
 
 
 @contextmanager
