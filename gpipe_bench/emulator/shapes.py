@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -65,13 +65,21 @@ def price_by(profile: Profile) -> None:
             backend().vd_set_capacity(device, profile.capacity_bytes)
 
 
+def keep_gradients(parameters: Iterable[Tensor]) -> None:
+    """Let the host take its time to keep the first gradients of these, in the trace that is recorded."""
+    for parameter in parameters:
+        if parameter.device.type == NAME:
+            backend().vd_parameter(parameter._cdata)  # noqa: SLF001 - C++ knows it by that
+
+
 @contextmanager
 def updates_priced() -> Iterator[None]:
     """Let the host take its time for each parameter that an optimizer of PyTorch updates, as the profile says."""
 
     def updates(optimizer: Optimizer, *_: Any) -> None:
         each_ns = round(1000 * _profiles[0].constants.get("parameter_us", 0))
-        trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        keep_gradients(trained)
         places = (one.device for one in trained if one.grad is not None and one.device.type == NAME)
         for device, count in Counter(place.index for place in places).items():
             if each_ns:

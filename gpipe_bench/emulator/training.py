@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.emulator.library import MOST
+from gpipe_bench.emulator.shapes import keep_gradients
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.models.measured import is_layers
@@ -139,6 +140,7 @@ class Training:
             schedule=request.order,
             transfer=request.transfer,
         )
+        keep_gradients(self.pipe.parameters())
         first, last = self.pipe.devices[0], self.pipe.devices[-1]
         self._inputs = torch.empty_like(work.inputs, device=first)
         self._target = None if work.target is None else torch.empty_like(work.target, device=last)

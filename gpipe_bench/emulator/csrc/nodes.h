@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <map>
+#include <set>
 #include <tuple>
 
 namespace virtual_devices {
@@ -56,7 +57,35 @@ inline NodeNumbers& node_numbers() {
   return *instance;
 }
 
-// The node of a parameter.
+// The parameters whose gradients are kept for an update; other leaves are those of cells and of checkpoints.
+class Parameters {
+ public:
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    known_.clear();
+  }
+
+  void add(const void* tensor) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    known_.insert(tensor);
+  }
+
+  bool has(const at::Tensor& tensor) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return known_.count(tensor.unsafeGetTensorImpl()) > 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<const void*> known_;
+};
+
+inline Parameters& parameters() {
+  static Parameters* instance = new Parameters;
+  return *instance;
+}
+
+// The node of a parameter, or of another leaf.
 inline const torch::autograd::AccumulateGrad* keeper(const Node& node) {
   return dynamic_cast<const torch::autograd::AccumulateGrad*>(&node);
 }
@@ -64,7 +93,7 @@ inline const torch::autograd::AccumulateGrad* keeper(const Node& node) {
 inline void add_node(const Node& node) {
   Record row{ROW_node};
   const auto* keeps = keeper(node);
-  if (keeps != nullptr && !keeps->variable.grad().defined() && keeps->variable.is_privateuseone()) {
+  if (keeps != nullptr && !keeps->variable.grad().defined() && parameters().has(keeps->variable)) {
     row.launches = 1;
     row.peer = keeps->variable.device().index();
   }
