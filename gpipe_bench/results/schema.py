@@ -90,9 +90,10 @@ class Table:
         return tuple(self.fields)
 
     @property
-    def older(self) -> tuple[str, ...]:
-        """The header of tables from before columns were added at the end."""
-        return tuple(name for name, field in self.fields.items() if not field.get("added"))
+    def headers(self) -> tuple[tuple[str, ...], ...]:
+        """The header, and those of tables from before columns were added at the end, newest first."""
+        added = [name for name, field in self.fields.items() if field.get("added")]
+        return tuple(self.columns[: len(self.columns) - k] for k in range(len(added) + 1))
 
     def of(self, header: Sequence[str]) -> Table:
         """This kind of table with some of its columns only."""
@@ -162,7 +163,7 @@ def table_of(header: Sequence[str], path: Path) -> Table:
         ConfigError: no kind has these columns; names the nearest one and where the two differ.
     """
     for table in TABLES.values():
-        if table.columns == tuple(header) or table.older == tuple(header):
+        if tuple(header) in table.headers:
             return table.of(header)
     near = max(TABLES.values(), key=lambda table: difflib.SequenceMatcher(None, table.columns, tuple(header)).ratio())
     missing = [name for name in near.columns if name not in header]

@@ -110,7 +110,7 @@ def test_every_reference_row_says_where_it_comes_from_or_leads_to_one_that_does(
 
 def test_every_companion_leads_to_its_rows():
     written = json.loads((REFERENCE_FOLDER / DESCRIPTOR).read_text(encoding="utf-8"))
-    kinds = {header: kind for kind in TABLES.values() for header in (kind.columns, kind.older)}
+    kinds = {header: kind for kind in TABLES.values() for header in kind.headers}
     for resource in written["resources"]:
         schema = resource["schema"]
         kind = kinds[tuple(field["name"] for field in schema["fields"])]
@@ -176,7 +176,8 @@ def test_every_unreadable_table_is_named(package):
 
 def test_a_table_from_before_a_column_was_added_is_known(tmp_path):
     columns = TABLES["rows"].columns
-    assert columns[-1] == "steps_overlap"
-    assert table_of(columns[:-1], tmp_path / "a.csv").columns == columns[:-1]
+    assert columns[-3:] == ("steps_overlap", "precision", "optimizer")
+    for older in (columns[:-1], columns[:-2], columns[:-3]):
+        assert table_of(older, tmp_path / "a.csv").columns == older
     with pytest.raises(ConfigError, match="without sweep_kind"):
         table_of([name for name in columns if name != "sweep_kind"], tmp_path / "a.csv")
