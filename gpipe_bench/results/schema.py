@@ -91,9 +91,9 @@ class Table:
 
     @property
     def headers(self) -> tuple[tuple[str, ...], ...]:
-        """The header, and those of tables from before columns were added at the end, newest first."""
-        added = [name for name, field in self.fields.items() if field.get("added")]
-        return tuple(self.columns[: len(self.columns) - k] for k in range(len(added) + 1))
+        """The header, and those of tables from before columns were added at the end, the oldest one last."""
+        added = sum(bool(field.get("added")) for field in self.fields.values())
+        return tuple(self.columns[: len(self.columns) - k] for k in range(added + 1))
 
     def of(self, header: Sequence[str]) -> Table:
         """This kind of table with some of its columns only."""

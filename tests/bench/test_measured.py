@@ -14,11 +14,12 @@ from gpipe_bench.cli import main
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.results.rows import Row
+from gpipe_bench.results import schema
 from gpipe_bench.simulator.hardware.profile import load_profile
 from tests.project.tree import ROOT
 
 PIPELINES = TABLES["h200-pipelines"]
+COLUMNS = schema.TABLES["rows"].headers[-1]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_peaks_of_memory_are_predicted(steps):
 
 
 def test_a_loop_tells_the_time_of_the_host(pipelines, as_in_profile):
-    rows = read_rows(REFERENCE_FOLDER / "measured" / PIPELINES.rows, Row.columns())
+    rows = read_rows(REFERENCE_FOLDER / "measured" / PIPELINES.rows, COLUMNS)
     loops = [row.step_time_ms for row in rows if row.source.endswith(PIPELINES.host_of)]
     simulated = mean(step.simulated_ms for step in as_in_profile if step.run_as == PIPELINES.host_of)
     assert len(loops) == 4
@@ -92,14 +93,14 @@ def test_each_published_variant_is_predicted_roughly_and_in_the_measured_order(t
 
 
 def test_rows_say_who_measured_them_and_what_is_not_known():
-    rows = read_rows(REFERENCE_FOLDER / "measured" / "1x-nvidia-h200" / "single.csv", Row.columns())
+    rows = read_rows(REFERENCE_FOLDER / "measured" / "1x-nvidia-h200" / "single.csv", COLUMNS)
     assert {(row.evidence, row.status, row.commit, row.dirty) for row in rows} == {("measured", "ok", "", None)}
     assert all("not by this suite" in row.source for row in rows)
 
 
 def test_simulated_rows_stand_beside_them():
     measured_rows, simulated = (
-        read_rows(REFERENCE_FOLDER / place / "single.csv", Row.columns())
+        read_rows(REFERENCE_FOLDER / place / "single.csv", COLUMNS)
         for place in ("measured/1x-nvidia-h200", "simulated/h200")
     )
     assert [(row.model, row.batch_size) for row in simulated] == [(row.model, row.batch_size) for row in measured_rows]

@@ -181,3 +181,9 @@ def test_a_table_from_before_a_column_was_added_is_known(tmp_path):
         assert table_of(older, tmp_path / "a.csv").columns == older
     with pytest.raises(ConfigError, match="without sweep_kind"):
         table_of([name for name in columns if name != "sweep_kind"], tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
+def test_columns_are_added_at_the_end(kind):
+    added = [bool(field.get("added")) for field in kind.fields.values()]
+    assert added == sorted(added)
