@@ -39,7 +39,7 @@ def autograd_words(row: Row) -> str:
 def training_words(row: Row) -> str:
     """What differs from float32, SGD and steps that overlap, joined by commas; empty where nothing does."""
     words = [name for name in (row.precision, row.optimizer) if name not in ("", "float32", "sgd")]
-    return ", ".join([*words, *(["steps apart"] if row.steps_overlap is False else [])])
+    return ", ".join([*words, *(["steps do not overlap"] if row.steps_overlap is False else [])])
 
 
 def run_as(row: Row) -> str:

@@ -122,7 +122,8 @@ class ScheduleSweep(ModelSection, Experiment):
         ]
 
     def _settings(self, name: str, devices: int) -> dict[str, Any]:
-        shared = {field: getattr(self, field) for field in ("model", "model_args", "profile", "batch_size", "optimizer")}
+        names = ("model", "model_args", "profile", "batch_size", "optimizer")
+        shared = {field: getattr(self, field) for field in names}
         place = {"partitions": partitions_of(name, devices), "balance": ()}
         return {**shared, **place, "schedule": name}
 
