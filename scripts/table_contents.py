@@ -163,11 +163,11 @@ def _turn(place: tuple[str, int], *speeds: Mapping[str, float]) -> str:
         return ""
     best = [listing([f"`{name}`" for name in own if own[name] == max(own.values())]) for own in speeds]
     beat = [sum(own.get(name, 0.0) > own["1f1b"] for name in TWO_PER_DEVICE) for own in speeds]
-    first = f"the fastest is {best[0]} in float32, and {best[1]} in bfloat16"
-    counts = f"{beat[0]} in float32, and {beat[1]} in bfloat16"
+    count = len(TWO_PER_DEVICE)
     return (
-        f"- {place[0]} on {place[1]} devices: {first}. Of the {len(TWO_PER_DEVICE)} schedules with two partitions "
-        f"per device, {counts} are faster than `1f1b`."
+        f"- {place[0]} on {place[1]} devices: in float32 the fastest is {best[0]}, and {beat[0]} of the {count} schedules "
+        f"with two partitions per device are faster than `1f1b`; in bfloat16 the fastest is {best[1]}, and {beat[1]} of "
+        f"the {count} are."
     )
 
 
