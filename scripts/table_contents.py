@@ -165,9 +165,9 @@ def _turn(place: tuple[str, int], *speeds: Mapping[str, float]) -> str:
     beat = [sum(own.get(name, 0.0) > own["1f1b"] for name in TWO_PER_DEVICE) for own in speeds]
     count = len(TWO_PER_DEVICE)
     return (
-        f"- {place[0]} on {place[1]} devices: in float32 the fastest is {best[0]}, and {beat[0]} of the {count} schedules "
-        f"with two partitions per device are faster than `1f1b`; in bfloat16 the fastest is {best[1]}, and {beat[1]} of "
-        f"the {count} are."
+        f"- {place[0]} on {place[1]} devices: in float32 the fastest is {best[0]}, and {beat[0]} of the {count} "
+        f"schedules with two partitions per device are faster than `1f1b`; in bfloat16 the fastest is {best[1]}, "
+        f"and {beat[1]} of the {count} are."
     )
 
 
