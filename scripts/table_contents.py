@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.bench.published.measured import DEVICE_BOUND, measured_steps
 from gpipe_bench.bench.published.measured import TABLES as MEASURED
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.figures.text import listing, significant
 from gpipe_bench.results.outcomes import THROUGHPUT
 from gpipe_bench.results.peer_rows import TINY
+from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import plain_records, read_table
-from gpipe_bench.schedules import Durations, named_schedule, timing
+from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing
+from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,6 +137,55 @@ def measured_schedules_table() -> str:
     header = [f"{what}, {kind}" for what in ("samples/s", "idle") for kind in ("one process", "two processes")]
     header.insert(2, "idle by formula")
     return markdown(["schedule", *header, "MiB of tensors"], [found[speed] for speed in sorted(found, reverse=True)])
+
+
+def schedule_precisions_table() -> str:
+    """Each schedule in float32 with SGD and in bfloat16 with AdamW on H100s, and where its rank changes."""
+    rows = _read("simulated/h100/schedules", Row)
+    return schedule_precisions(rows[(rows["chunks"] == 16) & (rows["checkpoint"] == "never")])
+
+
+def schedule_precisions(rows: pd.DataFrame) -> str:
+    """A line per schedule, two columns per network and number of devices; below, what is the fastest in each column.
+
+    Args:
+        rows: of schedules whose cells differ in network, devices, precision, optimizer and overlap of steps alone.
+    """
+    rows = rows[rows["steps_overlap"].fillna(True) & (rows["status"] == "ok")]
+    # Older rows do not say precision and optimizer.
+    half = rows["precision"] == "bfloat16"
+    speeds: dict[tuple[str, int, bool], dict[str, float]] = {}
+    for row, halved in zip(plain_records(rows), half, strict=True):
+        key = row["model"], device_count(row["schedule"], row["partitions"]), bool(halved)
+        speeds.setdefault(key, {})[row["schedule"]] = row[THROUGHPUT]
+    places = [(model, p) for model in ("gpt2-xl", "vit") for p in (8, 32)]
+    columns = {(*place, halved): speeds.get((*place, halved), {}) for place in places for halved in (False, True)}
+    header = [f"{model}, {p}: {'bfloat16' if halved else 'float32'}" for model, p, halved in columns]
+    lines = [[f"`{name}`", *(_over(name, own) for own in columns.values())] for name in SCHEDULES]
+    turns = [_turn(place, *(columns[*place, halved] for halved in (False, True))) for place in places]
+    return "\n".join([markdown(["schedule", *header], lines), *filter(None, turns)])
+
+
+def _over(name: str, speeds: Mapping[str, float]) -> str:
+    """Samples per second and the ratio to 1F1B; the fastest is bold."""
+    if name not in speeds:
+        return "-"
+    text = f"{significant(speeds[name])} ({speeds[name] / speeds['1f1b']:.2f})"
+    return f"**{text}**" if speeds[name] == max(speeds.values()) else text
+
+
+def _turn(place: tuple[str, int], *speeds: Mapping[str, float]) -> str:
+    """Which schedules are the fastest in both precisions, and how many with two partitions per device beat 1F1B."""
+    if not all(speeds):
+        return ""
+    best = [listing([f"`{name}`" for name in own if own[name] == max(own.values())]) for own in speeds]
+    beat = [sum(own.get(name, 0.0) > own["1f1b"] for name in TWO_PER_DEVICE) for own in speeds]
+    count = len(TWO_PER_DEVICE)
+    return (
+        f"- {place[0]} on {place[1]} devices: in float32 the fastest is {best[0]}, and {beat[0]} of the {count} "
+        f"schedules with two partitions per device are faster than `1f1b`; in bfloat16 the fastest is {best[1]}, "
+        f"and {beat[1]} of the {count} are."
+    )
 
 
 def peers_table(race: str) -> str:
@@ -256,6 +308,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "lengths": lengths_table,
     "other-simulators": other_simulators_table,
     "schedules-measured": measured_schedules_table,
+    "schedules-precisions": schedule_precisions_table,
     "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
@@ -275,8 +328,9 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *lines))
 
 
-def _read(place: str) -> pd.DataFrame:
-    return read_table(REFERENCE / f"{place}.csv")
+def _read(place: str, records: type[Row] | None = None) -> pd.DataFrame:
+    """A table of the reference results; ``records``: its rows, whose columns older tables may lack."""
+    return read_table(REFERENCE / f"{place}.csv", records=records)
 
 
 def _predictions() -> pd.DataFrame:
