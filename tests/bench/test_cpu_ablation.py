@@ -18,7 +18,6 @@ from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.results.intervals import ratio_interval
 from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
 from gpipe_bench.results.outcomes import THROUGHPUT, group_rows, way_of
-from gpipe_bench.results.rows import Row
 from tests.bench.cells_of import TINY, cell
 from tests.figures.synthetic import accelerator_ablation, cpu_ablation, cpu_ways
 
@@ -173,7 +172,7 @@ def test_each_pair_is_judged_by_itself(noisy):
 
 
 def test_the_committed_rows_ran_one_after_the_other():
-    rows = read_rows(REFERENCE_FOLDER / "measured" / "2x-amd-epyc" / "ablation.csv", Row.columns())
+    rows = read_rows(REFERENCE_FOLDER / "measured" / "2x-amd-epyc" / "ablation.csv")
     (group,) = group_rows(rows)
     assert not group.in_turns
 
