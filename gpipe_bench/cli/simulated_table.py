@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.cli.options import HOST_BOUND, use_words
+from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.util.console import Column, Grid, counted, output
 
@@ -56,7 +57,7 @@ def _title(row: Row, settings: Mapping[str, Any]) -> str:
     sizes = f"{counted(row.partitions, 'partition')} ({row.balance}), {row.microbatches} micro-batches"
     pipeline = f"{sizes}, batch {row.batch_size}"
     how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {_order(row)}"
-    how += f", {settings['precision']}" if "precision" in settings else ""
+    how += f", {training_words(row)}" if training_words(row) else ""
     how += use_words(settings.get("tf32"), settings.get("launch_us"))
     where = f"{row.evidence} on {row.device_count} x {row.device} ({row.profile})"
     where += f" in {settings['hosts']} hosts over {settings['network']}" if "hosts" in settings else ""

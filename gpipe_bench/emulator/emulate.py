@@ -222,6 +222,8 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
         batch_size=request.batch_size,
         device_count=len({*places}),
         steps_overlap=request.steps_overlap,
+        precision="float32",
+        optimizer=request.optimizer or "none",
     )
     return {**work.facts, **own}
 

@@ -19,6 +19,7 @@ from gpipe_bench.figures.ablation import Mark
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
 from gpipe_bench.figures.style import FAINT, OKABE_ITO, RULE
 from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import read_table
 from gpipe_bench.schedules import SCHEDULES
@@ -131,10 +132,12 @@ def _scaling_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
 
 
 def _groups(cells: Iterable[ScheduleCell]) -> dict[str, list[ScheduleCell]]:
-    """The cells by model and type of device."""
+    """The cells by model, type of device and how they train."""
     found: dict[str, list[ScheduleCell]] = {}
     for cell in cells:
-        found.setdefault(f"{cell.row.model}, {cell.row.profile or 'here'}", []).append(cell)
+        words = training_words(cell.row)
+        name = f"{cell.row.model}, {cell.row.profile or 'here'}" + (f"\n{words}" if words else "")
+        found.setdefault(name, []).append(cell)
     return found
 
 

@@ -27,10 +27,14 @@ _SMALL_GIB: Final = 0.25
 _SETTING: Final = (
     *("evidence", "model", "model_args", "backward", "schedule", "transfer", "flavour"),
     *("partitions", "chunks", "checkpoint", "batch_size", "balance", "processes", "hosts"),
+    *("steps_overlap", "precision", "optimizer"),
 )
 
 
-_NOT_PRINTED: Final = ("evidence", "backward", "transfer", "flavour")
+_UNSAID: Final = ("evidence", "transfer", "flavour", "steps_overlap", "precision", "optimizer")
+"""What published rows do not say, or say otherwise than those beside them."""
+
+_NOT_PRINTED: Final = (*_UNSAID, "backward")
 
 
 @dataclass(slots=True)
@@ -201,7 +205,7 @@ def groups_beside(group: Group, groups: Iterable[Group]) -> list[Group]:
     kind, found = group.head.evidence, list(groups)
     if kind not in ("simulated", "emulated"):
         return []
-    same = [name for name in _SETTING if name not in ("evidence", "transfer", "flavour")]
+    same = [name for name in _SETTING if name not in _UNSAID]
     others = [other for other in found if all(getattr(other.head, name) == getattr(group.head, name) for name in same)]
     beside = [other for other in others if other.head.evidence == "published"][:1]
     return beside + ([other for other in others if _is_twin(other.head, group.head)] if kind == "emulated" else [])
@@ -225,5 +229,6 @@ def _printed_setting(row: Row) -> tuple[object, ...]:
 
 
 def _is_twin(simulated: Row, emulated: Row) -> bool:
-    known = simulated.evidence, simulated.flavour, simulated.transfer, simulated.profile
-    return known == ("simulated", "current", emulated.transfer, emulated.profile)
+    alike = ("transfer", "profile", "steps_overlap", "precision", "optimizer")
+    known = simulated.evidence, simulated.flavour, *(getattr(simulated, name) for name in alike)
+    return known == ("simulated", "current", *(getattr(emulated, name) for name in alike))

@@ -149,9 +149,10 @@ def _answer(request: SimulationRequest) -> Simulation:
         chunks=request.chunks,
         batch_size=request.batch_size,
         device_count=len(set(settings.devices)) or len(balance),
+        optimizer=request.optimizer or "none",
     )
     facts["hosts"] = request.hosts
-    facts["steps_overlap"] = request.steps_overlap and steps > 1
+    facts |= {"steps_overlap": request.steps_overlap and steps > 1, "precision": request.precision}
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
     return _simulated(workload, machine, replace(settings, steps=steps), facts)

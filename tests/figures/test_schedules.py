@@ -57,6 +57,17 @@ def test_a_cell_has_the_memory_of_its_fullest_device(tmp_path):
     assert [(one.row.cell, one.memory_gib, one.devices) for one in read_cells(path)] == [("a", 3.0, 2), ("b", 1.0, 2)]
 
 
+def test_precisions_have_panels_of_their_own():
+    half = {"precision": "bfloat16", "optimizer": "adamw"}
+    cells = [cell(5, 2, precision="float32", optimizer="sgd"), cell(4, 2), cell(9, 1, **half)]
+    panels = [panel for line in PARETO.panels(cells, 7.0) if isinstance(line, list) for panel in line]
+    shown = {data[0]: [one.throughput for one in data[1]] for data in (panel.data for panel in panels) if data}
+    assert shown["testnet, h9"] == [5, 4]
+    assert shown["testnet, h9\nbfloat16, adamw"] == [9]
+    settings = settings_of([row("gpipe"), row("gpipe", **half)])
+    assert [setting.title.partition("\n")[0] for setting in settings] == ["testnet, h9", "testnet, h9, bfloat16, adamw"]
+
+
 def test_idle_shares_stand_beside_the_formula():
     emulated = row("gpipe", evidence="emulated", bubble_fraction=0.2)
     rows = [row("gpipe"), emulated, row("1f1b", 4), row(evidence="measured", profile="here", processes=2)]

@@ -14,7 +14,7 @@ from gpipe_bench.bench.evaluation.statistics import differ
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.configurations import CONFIGURATIONS
 from gpipe_bench.results.intervals import Interval
-from gpipe_bench.results.labels import autograd_words
+from gpipe_bench.results.labels import autograd_words, training_words
 from gpipe_bench.results.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
 from gpipe_bench.results.outcomes import Group as OutcomeGroup
 from gpipe_bench.results.rows import Row
@@ -187,6 +187,7 @@ def _title(row: Row) -> str:
     modes = [f"checkpoint {row.checkpoint}" if row.checkpoint else "", f"{row.transfer} transfer"]
     modes += [f"{row.backward} backward" if row.backward != "autograd" else ""]
     modes += [f"schedule {row.schedule}" if row.schedule != "gpipe" else "", f"seed {row.seed}" if row.seed else ""]
+    modes += [training_words(row)]
     sizes = (f"{row.partitions} partitions{balance}", f"{row.chunks} chunks", f"batch {row.batch_size}")
     pipeline = ", ".join(filter(None, (*sizes, *modes)))
     where = f"{machine}{autograd_words(row)}"

@@ -89,6 +89,7 @@ class PipelineCell(PipelineSettings):
         settings, schedule = self.settings(), self.schedule or "gpipe"
         found: dict[str, Any] = {name: settings[name] for name in _COLUMNS if name in settings}
         found |= {"evidence": self.evidence, "schedule": schedule, "microbatches": self.microbatches}
+        found |= {"precision": "float32", "optimizer": "sgd"}
         return {**found, **asdict(self.components), "config_sha256": self.config_sha256, "cell": self.id}
 
 
