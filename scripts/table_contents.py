@@ -46,6 +46,7 @@ _FAMILIES: Final[Mapping[object, str]] = {
 }
 
 Record = Mapping[str, Any]
+Place = tuple[str, int, int]
 
 
 def cells_table(*tables: str) -> str:
@@ -139,53 +140,66 @@ def measured_schedules_table() -> str:
     return markdown(["schedule", *header, "MiB of tensors"], [found[speed] for speed in sorted(found, reverse=True)])
 
 
-def schedule_precisions_table() -> str:
-    """Each schedule in float32 with SGD and in bfloat16 with AdamW on H100s, and where its rank changes."""
+def sides_table(places: Sequence[Place], sides: Mapping[str, Callable[[Record], bool]]) -> str:
+    """The schedules without checkpoints on H100s, see :func:`schedule_sides`."""
     rows = _read("simulated/h100/schedules", Row)
-    return schedule_precisions(rows[(rows["chunks"] == 16) & (rows["checkpoint"] == "never")])
+    return schedule_sides(rows[rows["checkpoint"] == "never"], places, sides)
 
 
-def schedule_precisions(rows: pd.DataFrame) -> str:
-    """A line per schedule, two columns per network and number of devices; below, what is the fastest in each column.
+def schedule_sides(rows: pd.DataFrame, places: Sequence[Place], sides: Mapping[str, Callable[[Record], bool]]) -> str:
+    """A line per place and side, a column per schedule; below, what is the fastest on each side of a place.
 
     Args:
-        rows: of schedules whose cells differ in network, devices, precision, optimizer and overlap of steps alone.
+        rows: of schedules.
+        places: network, devices and micro-batches.
+        sides: which rows there are, by words such as "in bfloat16".
     """
-    rows = rows[rows["steps_overlap"].fillna(True) & (rows["status"] == "ok")]
-    # Older rows do not say precision and optimizer.
-    half = rows["precision"] == "bfloat16"
-    speeds: dict[tuple[str, int, bool], dict[str, float]] = {}
-    for row, halved in zip(plain_records(rows), half, strict=True):
-        key = row["model"], device_count(row["schedule"], row["partitions"]), bool(halved)
-        speeds.setdefault(key, {})[row["schedule"]] = row[THROUGHPUT]
-    places = [(model, p) for model in ("gpt2-xl", "vit") for p in (8, 32)]
-    columns = {(*place, halved): speeds.get((*place, halved), {}) for place in places for halved in (False, True)}
-    header = [f"{model}, {p}: {'bfloat16' if halved else 'float32'}" for model, p, halved in columns]
-    lines = [[f"`{name}`", *(_over(name, own) for own in columns.values())] for name in SCHEDULES]
-    turns = [_turn(place, *(columns[*place, halved] for halved in (False, True))) for place in places]
-    return "\n".join([markdown(["schedule", *header], lines), *filter(None, turns)])
+    found: dict[tuple[Place, str], dict[str, float]] = {(place, side): {} for place in places for side in sides}
+    for row in plain_records(rows[rows["status"] == "ok"]):
+        place = row["model"], device_count(row["schedule"], row["partitions"]), row["chunks"]
+        for side, fits in sides.items():
+            if place in places and fits(row):
+                found[place, side][row["schedule"]] = row[THROUGHPUT]
+    names = [name for name in SCHEDULES if name != "1f1b"]
+    lines = []
+    for ((model, p, m), side), speeds in found.items():
+        base = significant(speeds["1f1b"]) if speeds else "-"
+        lines.append([f"{model}, p = {p}, m = {m}, {side}", base, *(_over(name, speeds) for name in names)])
+    header = ["network", "samples/s of `1f1b`", *(f"`{name}`" for name in names)]
+    turns = [_turn(place, {side: found[place, side] for side in sides}) for place in places]
+    return "\n".join([markdown(header, lines), *filter(None, turns)])
 
 
 def _over(name: str, speeds: Mapping[str, float]) -> str:
-    """Samples per second and the ratio to 1F1B; the fastest is bold."""
+    """The throughput of a schedule over that of 1F1B; the fastest is bold."""
     if name not in speeds:
         return "-"
-    text = f"{significant(speeds[name])} ({speeds[name] / speeds['1f1b']:.2f})"
+    text = f"{speeds[name] / speeds['1f1b']:.2f}"
     return f"**{text}**" if speeds[name] == max(speeds.values()) else text
 
 
-def _turn(place: tuple[str, int], *speeds: Mapping[str, float]) -> str:
-    """Which schedules are the fastest in both precisions, and how many with two partitions per device beat 1F1B."""
-    if not all(speeds):
+def _turn(place: Place, sides: Mapping[str, Mapping[str, float]]) -> str:
+    """What is the fastest on each side, and how many schedules with two partitions per device are faster than 1F1B."""
+    if not all(sides.values()):
         return ""
-    best = [listing([f"`{name}`" for name in own if own[name] == max(own.values())]) for own in speeds]
-    beat = [sum(own.get(name, 0.0) > own["1f1b"] for name in TWO_PER_DEVICE) for own in speeds]
-    count = len(TWO_PER_DEVICE)
+    words = []
+    for side, speeds in sides.items():
+        best = listing([f"`{name}`" for name in speeds if speeds[name] == max(speeds.values())])
+        beat = sum(speeds.get(name, 0.0) > speeds["1f1b"] for name in TWO_PER_DEVICE)
+        words.append(f"{side} the fastest is {best}, and {beat} of the {len(TWO_PER_DEVICE)}")
     return (
-        f"- {place[0]} on {place[1]} devices: in float32 the fastest is {best[0]}, and {beat[0]} of the {count} "
-        f"schedules with two partitions per device are faster than `1f1b`; in bfloat16 the fastest is {best[1]}, "
-        f"and {beat[1]} of the {count} are."
+        f"- {place[0]} on {place[1]} devices, m = {place[2]}: {words[0]} schedules with two partitions per device are "
+        f"faster than `1f1b`; {words[1]} are."
     )
+
+
+def _is(precision: str, *, overlap: bool = True) -> Callable[[Record], bool]:
+    """Whether a row has this precision and steps; older rows, which say neither, are in float32 and overlap."""
+
+    def fits(row: Record) -> bool:
+        return (row["precision"] or "float32", row["steps_overlap"] is not False) == (precision, overlap)
+
+    return fits
 
 
 def peers_table(race: str) -> str:
@@ -308,7 +322,16 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "lengths": lengths_table,
     "other-simulators": other_simulators_table,
     "schedules-measured": measured_schedules_table,
-    "schedules-precisions": schedule_precisions_table,
+    "schedules-precisions": partial(
+        sides_table,
+        [("gpt2-xl", 8, 16), ("gpt2-xl", 32, 16), ("vit", 8, 16), ("vit", 32, 16)],
+        {"in float32": _is("float32"), "in bfloat16": _is("bfloat16")},
+    ),
+    "schedules-steps": partial(
+        sides_table,
+        [("vit", 8, 16), ("gpt2-xl", 32, 64)],
+        {"with overlap": _is("float32"), "without overlap": _is("float32", overlap=False)},
+    ),
     "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
