@@ -66,7 +66,7 @@ def test_every_published_cell_of_a_row_with_settings_has_one_row(instant):
         ]
     found = Counter((one.setting.table, one.setting.experiment, one.metric) for one in predictions(TABLES))
     assert found == Counter(cells)
-    assert len(cells) == 134
+    assert len(cells) == 146
 
 
 def test_cells_that_were_held_out_are_in_no_other_mean():
@@ -84,7 +84,7 @@ def test_partitions_of_zero_bubble_fill_the_devices_that_it_says():
     values = published_tables()[0]
     devices = values[values["table"] == "zero-bubble"].set_index("experiment")["partitions"].to_dict()
     own = [row for row in published_settings() if row.table == "zero-bubble"]
-    assert len(own) == 27
+    assert len(own) == 39
     for row in own:
         cell = published_cell(row, row.batch_size)
         assert cell.schedule_devices == devices[row.experiment]
@@ -92,7 +92,7 @@ def test_partitions_of_zero_bubble_fill_the_devices_that_it_says():
 
 
 def test_zero_bubble_is_predicted_from_the_law_alone(traces):
-    for experiment in ("14.6B-m48-1f1b", "14.6B-m48-zb_1p"):
+    for experiment in ("14.6B-m48-1f1b", "14.6B-m48-zb_1p", "14.6B-m48-zb_2p"):
         own, metric = setting("zero-bubble", experiment), "throughput_samples_per_s_per_device"
         row = simulate_published(own, {}, traces).row
         assert METRICS[metric](own, row, None) == pytest.approx(published_value(own, metric), rel=0.03)
