@@ -83,7 +83,7 @@ def _print(advice: Advice) -> None:
     where = f"{request.devices} x {request.profile}"
     where += f" in {request.hosts} hosts over {request.network}" if request.hosts > 1 else ""
     where += use_words(request.tf32, request.launch_us)
-    what += f", {request.precision}" if request.precision != "float32" else ""
+    what += "".join(f", {name}" for name in (request.precision, request.optimizer) if name not in ("float32", "sgd"))
     console.print(f"{what}; simulated on up to {where}, {advice.limit_gib:.1f} GiB each")
     if request.memory_limit_gib > advice.limit_gib:
         asked = f"--memory-limit-gib {request.memory_limit_gib:g} is more than a {request.profile} has for tensors"
@@ -103,6 +103,8 @@ def _print(advice: Advice) -> None:
     )
     if best.bound_by_host:
         console.print(f"{HOST_BOUND}\n")
+    for caveat in best.caveats:
+        console.print(f"{caveat}\n", soft_wrap=True)
     if other := advice.runner_up:
         ratio = (row.throughput_samples_per_s or 0.0) / (other.row.throughput_samples_per_s or 1.0)
         console.print(

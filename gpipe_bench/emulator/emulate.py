@@ -28,7 +28,7 @@ from gpipe_bench.emulator.library import MOST, capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
 from gpipe_bench.emulator.observer import Span, TaskRows, busy_devices, issued_rows, task_events
 from gpipe_bench.emulator.replay.run import Replayed, replay
-from gpipe_bench.emulator.shapes import load_shapes
+from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import EmulationRequest, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
@@ -142,7 +142,9 @@ def _emulated(request: EmulationRequest) -> Emulation:
     work = work_of(request)
     trace, spans = _trained(work, request, places)
     m = len(microbatch_sizes(request.batch_size, request.chunks))
-    base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, request, hardware, places))
+    facts = _facts(work, request, hardware, places)
+    guess = request.guessed_launch_us
+    base = Emulation(status="ok", microbatches=m, events=[], settings=facts, guessed_launch_us=guess)
     machine = HardwareMachine(hardware)
     replayed = replay(trace, machine, host_time=request.host_time)
     if replayed.shortage:
@@ -184,7 +186,7 @@ def _run(work: Work, request: EmulationRequest, places: Sequence[torch.device]) 
     """Train some steps, each ended by a mark; returns the trace and the engine's tasks."""
     gc.collect()
     tasks = TaskRows()
-    with recording() as trace, seen():
+    with recording() as trace, seen(), updates_priced():
         training = Training(work, request, places)
         with training.pipe.observe(tasks):
             for _ in range(request.steps):
@@ -222,6 +224,8 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
         batch_size=request.batch_size,
         device_count=len({*places}),
         steps_overlap=request.steps_overlap,
+        precision="float32",
+        optimizer=request.optimizer or "none",
     )
     return {**work.facts, **own}
 
@@ -242,7 +246,7 @@ def _steps(
             step_time_ms=length_us / 1e3,
             devices=device_uses(replayed.memory, busy_devices(events, used, length_us), length_us, used),
             events=events,
-            host_fraction=host.host_ns(replayed.sums("launches", first, last)) / (after - before) if host else None,
+            host_fraction=_host_ns(replayed, host, first, last) / (after - before) if host else None,
             kernel_fraction=max(replayed.sums("duration_ns", first, last).values()) / (after - before)
             if host
             else None,
@@ -251,6 +255,10 @@ def _steps(
         )
         found.append(replace(step, each=(step,)))
     return found
+
+
+def _host_ns(replayed: Replayed, host: HardwareMachine, first: int, last: int) -> int:
+    return host.host_ns(replayed.sums("launches", first, last)) + replayed.updating_ns(first, last)
 
 
 def _out_of_memory(base: Emulation, memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> Emulation:

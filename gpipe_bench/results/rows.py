@@ -106,6 +106,8 @@ class Row(Record):
     autograd: str = ""
     sweep_kind: str = ""
     steps_overlap: bool | None = None
+    precision: str = ""
+    optimizer: str = ""
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:

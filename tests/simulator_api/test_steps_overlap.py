@@ -7,6 +7,9 @@ import pytest
 from gpipe_bench.bench.evaluation.compare import compare_rows
 from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.figures.groups import setting_words
+from gpipe_bench.results.labels import training_words
+from gpipe_bench.results.outcomes import group_rows
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules.table import SCHEDULES, partition_count
 from gpipe_bench.simulator import Model, simulate
@@ -61,10 +64,37 @@ def test_cells_keep_their_keys_and_those_whose_steps_do_not_overlap_have_their_o
     assert [row.steps_overlap for row in rows] == [True, False]
 
 
-def test_steps_that_overlap_are_compared_with_their_like_and_with_older_rows():
-    def row(throughput, overlap):
-        return Row(evidence="simulated", model="vit", throughput_samples_per_s=throughput, steps_overlap=overlap)
+def made(throughput, **columns):
+    return Row(evidence="simulated", model="vit", throughput_samples_per_s=throughput, **columns)
 
-    new = [row(3.0, True), row(2.0, False)]
-    older = compare_rows(new, [row(3.0, None)])
-    assert [(cell.values, cell.reference_values) for cell in older] == [((3.0,), (3.0,)), ((2.0,), ())]
+
+def pairs(new, old):
+    return sorted((cell.values, cell.reference_values) for cell in compare_rows(new, old))
+
+
+def test_steps_that_overlap_are_compared_with_their_like_and_with_older_rows():
+    new = [made(3.0, steps_overlap=True), made(2.0, steps_overlap=False)]
+    assert pairs(new, [made(3.0)]) == [((2.0,), ()), ((3.0,), (3.0,))]
+    assert pairs(new, new) == [((2.0,), (2.0,)), ((3.0,), (3.0,))]
+
+
+def test_precisions_and_optimizers_are_compared_with_their_like_and_with_older_rows():
+    usual, adam = made(3.0, precision="float32", optimizer="sgd"), made(2.0, precision="float32", optimizer="adam")
+    half = made(9.0, precision="bfloat16", optimizer="adamw")
+    rows = [usual, adam, half]
+    assert pairs(rows, rows) == [((speed,), (speed,)) for speed in (2.0, 3.0, 9.0)]
+    # Older rows say neither; they are all in float32, and each of them has one optimizer.
+    assert pairs([adam, half], [made(2.5)]) == [((2.0,), (2.5,)), ((9.0,), ())]
+
+
+def test_groups_and_titles_tell_precisions_optimizers_and_steps_apart():
+    rows = [
+        made(3.0, variant="dep-str-ptl"),
+        made(2.0, variant="dep-str-ptl", steps_overlap=False),
+        made(9.0, variant="dep-str-ptl", precision="bfloat16", optimizer="adamw"),
+    ]
+    groups = group_rows(rows)
+    assert [outcome.ok for group in groups for outcome in group.outcomes.values()] == [[row] for row in rows]
+    words = ["", "steps do not overlap", "bfloat16, adamw"]
+    assert [training_words(group.head) for group in groups] == words
+    assert all(word in setting_words(row).replace("\u00a0", " ") for word, row in zip(words, rows, strict=True))

@@ -43,6 +43,7 @@ from gpipe_bench.bench.spec.simulated_cells import (
 )
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.measured import is_layers_file
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.schedules.table import SCHEDULES, ScheduleName, device_count, partition_count
 from gpipe_bench.simulator.hardware.networks import IDEAL, NETWORK
@@ -103,6 +104,9 @@ class AdviceRequest(ModelSection):
     def problems(self) -> Iterator[Problem]:
         """The model is known and takes these arguments; the hosts have as many devices each."""
         yield from cut_problems(self, 1)
+        if is_layers_file(self.model):
+            text = "must be a model that micro-batches of any size go through, got the times of one size"
+            yield Problem(("model",), f"{text}; use simulate --layers")
         yield from host_problems(self, self.devices, "direct")
 
     @cached_property

@@ -136,6 +136,10 @@ class VirtualCell(HardwareSettings, PipelineCell):
         names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer")
         return {name: getattr(self, name) for name in (*names, "profile", "tf32", "launch_us", "steps_overlap")}
 
+    def columns(self) -> dict[str, Any]:
+        """The columns of a row that the cell decides."""
+        return {**super().columns(), "optimizer": self.optimizer, "steps_overlap": self.steps_overlap}
+
     @property
     def places(self) -> list[int]:
         """The device of each one of the schedule; neighbours share one where there are too few."""
