@@ -36,7 +36,7 @@ except GpipeBenchError as error:
     sys.exit(2)
 
 # By key and by name of the file, for rules.
-MEASURED, JOBS = PLAN.measured, PLAN.jobs
+TIMED, JOBS = PLAN.timed, PLAN.jobs
 
 # The Python that runs Snakemake runs the jobs, whatever stands first in PATH; with `--sdm conda` the environment of a
 # rule comes before it. (A shell.prefix would stand after the activation of that environment, and hide its Python.)

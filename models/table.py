@@ -14,6 +14,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import Argument, Value, Values, format_value, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
 from gpipe_bench.models.language import GPT2
+from gpipe_bench.models.measured import is_layers_file, layers_digest, layers_spec
 from gpipe_bench.models.own import is_own, own_spec
 from gpipe_bench.models.own_files import own_digest, split_name
 from gpipe_bench.models.published import PUBLISHED
@@ -189,10 +190,12 @@ class _Table(Mapping[str, ModelSpec]):
     def __getitem__(self, name: str) -> ModelSpec:
         if is_own(name):
             return own_spec(name)
+        if is_layers_file(name):
+            return layers_spec(name)
         return vision_spec(name) if is_vision(name) else self._known[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known or is_vision(name) or is_own(name)
+        return name in self._known or is_vision(name) or is_own(name) or is_layers_file(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._own)
@@ -233,6 +236,8 @@ def model_digest(name: str) -> str:
     Raises:
         ConfigError: there is no such file or module.
     """
+    if is_layers_file(name):
+        return layers_digest(name)
     own = split_name(name)
     return "" if own is None else own_digest(own)
 

@@ -204,6 +204,7 @@ def _run(mechanism: Mechanism, row: Setting, profile: Profile, batch_size: int) 
             chunks=row.chunks,
             profile=hardware,
             optimizer=row.optimizer,
+            published=True,
         )
     )
     settings = replace(Settings(cell.components, cell.checkpoint, "published"), **mechanism.settings)

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.bench.published.measured import DEVICE_BOUND, measured_steps
 from gpipe_bench.bench.published.measured import TABLES as MEASURED
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.figures.text import listing, significant
 from gpipe_bench.results.outcomes import THROUGHPUT
 from gpipe_bench.results.peer_rows import TINY
+from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import plain_records, read_table
-from gpipe_bench.schedules import Durations, named_schedule, timing
+from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing
+from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,9 +28,11 @@ REFERENCE: Final = ROOT / "results" / "reference"
 _RACE: Final = "measured/2x-amd-epyc/peers"
 _RACE_OF_PROCESSES: Final = "measured/2x-intel-xeon-processor-processes/peers"
 _GPU: Final = "measured/1x-nvidia-h100-80gb-hbm3/ablation"
+_LENGTHS: Final = "llm-foundry"
 _RESERVED: Final = "peak_reserved_gib"
 _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
+    "throughput_samples_per_s_per_device": "samples/s per device",
     "peak_reserved_gib": "memory GiB",
     "utilization_fraction": "busy",
     "model_memory_gib": "model GiB",
@@ -41,6 +46,7 @@ _FAMILIES: Final[Mapping[object, str]] = {
 }
 
 Record = Mapping[str, Any]
+Place = tuple[str, int, int]
 
 
 def cells_table(*tables: str) -> str:
@@ -75,14 +81,29 @@ def errors_table() -> str:
 
 
 def transferred_table() -> str:
-    """A line per published run on hardware to which nothing was fitted."""
+    """A line per published run on hardware that has constants from elsewhere, but those of :func:`lengths_table`."""
     lines, rows = [], _predictions()
-    for row in plain_records(rows[rows["role"] == "transferred"]):
+    for row in plain_records(rows[(rows["role"] == "transferred") & ~rows["table"].str.startswith(_LENGTHS)]):
         scale, unit = (100, " %") if row["metric"].endswith("_fraction") else (1, "")
-        values = (f"{scale * row[kind]:.1f}{unit}" for kind in ("published", "simulated"))
+        digits = 1 if scale * row["published"] >= 10 else 2
+        values = (f"{scale * row[kind]:.{digits}f}{unit}" for kind in ("published", "simulated"))
         name = f"`{row['table']}` `{row['experiment']}`"
         lines.append([name, _NAMES[row["metric"]], *values, f"{row['error_fraction']:+.1%}"])
     return markdown(["run", "quantity", "published", "simulated", "error"], lines)
+
+
+def lengths_table() -> str:
+    """Errors of the throughputs of MPT: a line per GPU and model, a column per length of its sequences."""
+    rows = _predictions()
+    rows = rows[rows["table"].str.startswith(_LENGTHS)]
+    rows[["size", "length"]] = rows["experiment"].str.split("-", expand=True)
+    lengths, lines = sorted({*rows["length"]}, key=int), []
+    for (profile, size, role), own in rows.groupby(["profile", "size", "role"], sort=False):
+        errors = dict(zip(own["length"], own["error_fraction"], strict=True))
+        said = ", fitted" if role == "fitted" else ""
+        cells = [f"{errors[length]:+.1%}" if length in errors else "" for length in lengths]
+        lines.append([f"{str(profile).upper()}, MPT-{size}{said}", *cells, f"{own['error_fraction'].abs().mean():.1%}"])
+    return markdown(["tokens", *lengths, "mean"], lines)
 
 
 def other_simulators_table() -> str:
@@ -111,12 +132,74 @@ def measured_schedules_table() -> str:
     for name, own in rows.groupby("schedule", sort=False):
         head, kinds = own.iloc[0], [own[own["processes"] == count] for count in (1, 2)]
         step = timing(named_schedule(str(name), int(head["chunks"]), int(head["partitions"]), 2), Durations(1, 1, 1))
-        shares = (f"{share:.0%}" for share in (step.bubble, *(kind["idle"].mean() for kind in kinds)))
+        shares = (f"{share:.0%}" for share in (step.bubble, *(kind["idle"].median() for kind in kinds)))
         speeds, memory = (_range(kind[THROUGHPUT]) for kind in kinds), f"{1024 * head['peak_allocated_gib']:.0f}"
         found[kinds[0][THROUGHPUT].median()] = [f"`{name}`", *speeds, *shares, memory]
     header = [f"{what}, {kind}" for what in ("samples/s", "idle") for kind in ("one process", "two processes")]
     header.insert(2, "idle by formula")
     return markdown(["schedule", *header, "MiB of tensors"], [found[speed] for speed in sorted(found, reverse=True)])
+
+
+def sides_table(places: Sequence[Place], sides: Mapping[str, Callable[[Record], bool]]) -> str:
+    """The schedules without checkpoints on H100s, see :func:`schedule_sides`."""
+    rows = _read("simulated/h100/schedules", Row)
+    return schedule_sides(rows[rows["checkpoint"] == "never"], places, sides)
+
+
+def schedule_sides(rows: pd.DataFrame, places: Sequence[Place], sides: Mapping[str, Callable[[Record], bool]]) -> str:
+    """A line per place and side, a column per schedule; below, what is the fastest on each side of a place.
+
+    Args:
+        rows: of schedules.
+        places: network, devices and micro-batches.
+        sides: which rows there are, by words such as "in bfloat16".
+    """
+    found: dict[tuple[Place, str], dict[str, float]] = {(place, side): {} for place in places for side in sides}
+    for row in plain_records(rows[rows["status"] == "ok"]):
+        place = row["model"], device_count(row["schedule"], row["partitions"]), row["chunks"]
+        for side, fits in sides.items():
+            if place in places and fits(row):
+                found[place, side][row["schedule"]] = row[THROUGHPUT]
+    names = [name for name in SCHEDULES if name != "1f1b"]
+    lines = []
+    for ((model, p, m), side), speeds in found.items():
+        base = significant(speeds["1f1b"]) if speeds else "-"
+        lines.append([f"{model}, p = {p}, m = {m}, {side}", base, *(_over(name, speeds) for name in names)])
+    header = ["network", "samples/s of `1f1b`", *(f"`{name}`" for name in names)]
+    turns = [_turn(place, {side: found[place, side] for side in sides}) for place in places]
+    return "\n".join([markdown(header, lines), *filter(None, turns)])
+
+
+def _over(name: str, speeds: Mapping[str, float]) -> str:
+    """The throughput of a schedule over that of 1F1B; the fastest is bold."""
+    if name not in speeds:
+        return "-"
+    text = f"{speeds[name] / speeds['1f1b']:.2f}"
+    return f"**{text}**" if speeds[name] == max(speeds.values()) else text
+
+
+def _turn(place: Place, sides: Mapping[str, Mapping[str, float]]) -> str:
+    """What is the fastest on each side, and how many schedules with two partitions per device are faster than 1F1B."""
+    if not all(sides.values()):
+        return ""
+    words = []
+    for side, speeds in sides.items():
+        best = listing([f"`{name}`" for name in speeds if speeds[name] == max(speeds.values())])
+        beat = sum(speeds.get(name, 0.0) > speeds["1f1b"] for name in TWO_PER_DEVICE)
+        words.append(f"{side} the fastest is {best}, and {beat} of the {len(TWO_PER_DEVICE)}")
+    return (
+        f"- {place[0]} on {place[1]} devices, m = {place[2]}: {words[0]} schedules with two partitions per device are "
+        f"faster than `1f1b`; {words[1]} are."
+    )
+
+
+def _is(precision: str, *, overlap: bool = True) -> Callable[[Record], bool]:
+    """Whether a row has this precision and steps; older rows, which say neither, are in float32 and overlap."""
+
+    def fits(row: Record) -> bool:
+        return (row["precision"] or "float32", row["steps_overlap"] is not False) == (precision, overlap)
+
+    return fits
 
 
 def peers_table(race: str) -> str:
@@ -236,8 +319,19 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "errors": errors_table,
     "measured-steps": steps_table,
     "transferred": transferred_table,
+    "lengths": lengths_table,
     "other-simulators": other_simulators_table,
     "schedules-measured": measured_schedules_table,
+    "schedules-precisions": partial(
+        sides_table,
+        [("gpt2-xl", 8, 16), ("gpt2-xl", 32, 16), ("vit", 8, 16), ("vit", 32, 16)],
+        {"in float32": _is("float32"), "in bfloat16": _is("bfloat16")},
+    ),
+    "schedules-steps": partial(
+        sides_table,
+        [("vit", 8, 16), ("gpt2-xl", 32, 64)],
+        {"with overlap": _is("float32"), "without overlap": _is("float32", overlap=False)},
+    ),
     "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
@@ -257,15 +351,16 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *lines))
 
 
-def _read(place: str) -> pd.DataFrame:
-    return read_table(REFERENCE / f"{place}.csv")
+def _read(place: str, records: type[Row] | None = None) -> pd.DataFrame:
+    """A table of the reference results; ``records``: its rows, whose columns older tables may lack."""
+    return read_table(REFERENCE / f"{place}.csv", records=records)
 
 
 def _predictions() -> pd.DataFrame:
     """Published cells and what the simulator says of them, the hardware of the fitted ones first."""
     import pandas as pd
 
-    return pd.concat([_read(f"simulated/{profile}/predictions") for profile in ("p40", "v100", "h100")])
+    return pd.concat([_read(f"simulated/{profile}/predictions") for profile in ("p40", "v100", "h100", "a100")])
 
 
 def _ablation_as_published() -> Mapping[tuple[str, str], float]:

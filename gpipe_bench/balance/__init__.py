@@ -18,7 +18,7 @@ from gpipe_bench.util.lazy import lazy
 if TYPE_CHECKING:
     from gpipe_bench.balance.by_simulation import balance_by_simulation, layer_simulated_times
     from gpipe_bench.balance.by_size import balance_by_size, layer_sizes
-    from gpipe_bench.balance.by_time import balance_by_time, layer_times
+    from gpipe_bench.balance.by_time import balance_by_time, layer_times, measure_layers
 
 __all__ = [
     "balance_by_simulation",
@@ -27,6 +27,7 @@ __all__ = [
     "layer_simulated_times",
     "layer_sizes",
     "layer_times",
+    "measure_layers",
     "split_min_max",
 ]
 
@@ -37,6 +38,7 @@ _LAZY = {
     "balance_by_time": "gpipe_bench.balance.by_time",
     "layer_sizes": "gpipe_bench.balance.by_size",
     "layer_times": "gpipe_bench.balance.by_time",
+    "measure_layers": "gpipe_bench.balance.by_time",
 }
 
 __getattr__, __dir__ = lazy(__name__, _LAZY, __all__)

@@ -11,14 +11,14 @@ from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, check_one_input
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.workloads.build import Model, workload_of
-from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite, module_source
+from gpipe_bench.simulator.workloads.build import AnyModel, Model, layers_of, source_of, workload_of
+from gpipe_bench.simulator.workloads.sources import ModelSource
 from gpipe_bench.util.choices import CHECKPOINT_MODES, PRECISIONS
 
 
 def balance_by_simulation(
     n: int,
-    module: nn.Sequential | Model,
+    module: AnyModel,
     sample: Sample | None = None,
     *,
     profile: str | Path | Profile = "p40",
@@ -37,11 +37,11 @@ def balance_by_simulation(
     Args:
         n: number of partitions.
         module: an ``nn.Sequential`` on any device, on ``meta`` without memory, which stays as it is; or a model of the
-            suite, a :class:`gpipe_bench.simulator.Model`.
+            suite, a :class:`gpipe_bench.simulator.Model`; or a list of :class:`gpipe_bench.simulator.MeasuredLayer`.
         sample: with an ``nn.Sequential``, one mini-batch on any device: a tensor of shape (batch size, ...), or a tuple
             of such tensors, which the first layer gets as one input.
         profile: name of a hardware profile, path of a YAML file, or a profile.
-        batch_size: samples of a mini-batch; default: those of ``sample``. A model of the suite needs it.
+        batch_size: samples of a mini-batch; default: those of ``sample``. Without a sample it is needed.
         chunks: number of micro-batches.
         checkpoint: ``always``, ``except_last`` or ``never``; recomputation counts.
         precision: ``float32``, or a half, ``float16`` or ``bfloat16``, as of :func:`gpipe_bench.simulator.simulate`.
@@ -66,7 +66,7 @@ def balance_by_simulation(
 
 
 def layer_simulated_times(
-    module: nn.Sequential | Model,
+    module: AnyModel,
     sample: Sample | None = None,
     *,
     profile: str | Path | Profile = "p40",
@@ -88,16 +88,17 @@ def layer_simulated_times(
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}; use one")
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
-    if isinstance(module, Model):
+    how: dict[str, Any] = {"precision": precision, "cache": Path(cache) if cache else None}
+    if isinstance(module, Model) or layers_of(module):
         if sample is not None or batch_size is None:
-            raise ValueError("a model of the suite must come with batch_size and no sample; it makes its own")
-        source = model_of_suite(module.name, module.arguments, Path(cache) if cache else None, precision=precision)
-        return _times(source, hardware, batch_size, chunks, checkpoint)
+            raise ValueError("a model of the suite and measured layers must come with batch_size and no sample")
+        return _times(source_of(module, **how), hardware, batch_size, chunks, checkpoint)
     check_model(module, sample)
-    check_one_input(module, sample)
     given: Sample = sample  # type: ignore[assignment]  # as checked
+    network: nn.Sequential = module  # type: ignore[assignment]  # likewise
+    check_one_input(network, sample)
     size = len(given[0] if isinstance(given, tuple) else given) if batch_size is None else batch_size
-    return _times(module_source(module, given, precision=precision), hardware, size, chunks, checkpoint)
+    return _times(source_of(network, sample=given, **how), hardware, size, chunks, checkpoint)
 
 
 def _times(source: ModelSource, profile: Profile, batch_size: int, chunks: int, checkpoint: str) -> list[float]:

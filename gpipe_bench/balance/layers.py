@@ -42,15 +42,6 @@ class _Enter(torch.autograd.Function):
         return None, None
 
 
-def _enter(x: Tensor) -> Tensor:
-    """``x`` as the input of a layer, sharing its memory."""
-    if not x.requires_grad:
-        return x.detach()
-    phony = torch.empty(0, device=x.device, requires_grad=True)
-    entered: Tensor = _Enter.apply(phony, x.detach())  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch leaves it untyped
-    return entered
-
-
 def _carry(x: Tensor) -> Tensor:
     """``x`` without its graph; it requires a gradient if ``x`` does."""
     return x.detach().requires_grad_(x.requires_grad)
@@ -88,22 +79,38 @@ class Stage:
         self._name = name
         self._skips = skips
         self._several = several
+        # Of the inputs of the last run that need a gradient.
+        self._phonies: list[Tensor] = []
 
     def forward(self) -> None:
         """Run the layer."""
-        self.stashed = {}
+        self.stashed, self._phonies = {}, []
         with _blame(self._name), use_tracker(self):
-            inputs = tree_map_only(Tensor, _enter, self.inputs)
+            inputs = tree_map_only(Tensor, self._enter, self.inputs)
             self.output = self.layer(*inputs) if self._several and isinstance(inputs, tuple) else self.layer(inputs)
 
     def roots(self) -> list[Tensor]:
         """The tensors from which the backward pass of the last run starts."""
         return [tensor for tensor in tensors_in([self.output, *self.stashed.values()]) if tensor.requires_grad]
 
+    def _enter(self, x: Tensor) -> Tensor:
+        """``x`` as the input of a layer, sharing its memory."""
+        if not x.requires_grad:
+            return x.detach()
+        self._phonies.append(torch.empty(0, device=x.device, requires_grad=True))
+        entered: Tensor = _Enter.apply(self._phonies[-1], x.detach())  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch leaves it untyped
+        return entered
+
     def backward(self, gradients: Sequence[Tensor]) -> None:
         """Run the backward pass of the last run from the gradients of its roots; they add up in the copy."""
         with _blame(self._name):
             torch.autograd.backward(self.roots(), gradients)
+
+    def backward_inputs(self, gradients: Sequence[Tensor]) -> None:
+        """Run as much of it as the gradients of the inputs need."""
+        if self._phonies:
+            with _blame(self._name):
+                torch.autograd.backward(self.roots(), gradients, inputs=self._phonies)
 
     def idle(self) -> Stage:
         """A stage with the inputs and popped skips of this one, whose layer does nothing; call it after a first run."""
@@ -129,7 +136,7 @@ class Stage:
             return self.stashed.pop(key)
         self.popped.add(key)
         value = self._skips[key]
-        return None if value is None else _enter(value)
+        return None if value is None else self._enter(value)
 
 
 def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Iterator[Stage]:

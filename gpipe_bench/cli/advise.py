@@ -36,9 +36,9 @@ def advise(
 ) -> None:
     """Recommend a balance, chunks, a checkpoint mode and a schedule, and say what other choices cost.
 
-    Everything is simulated; no device is needed. Takes seconds for a few devices, about a minute for 64,
-    and longer where the memory is tight: then balances that fit are looked for. Exit status 1
-    when nothing fits the memory.
+    Everything is simulated; no device is needed. Takes seconds for a small model, half a minute for eight devices, and
+    minutes for 64. --schedules none is faster: only the paper's executor is tried then. Exit status 1 when nothing fits
+    the memory.
     """
     asked = from_options(AdviceRequest, {**json.loads(request), **given})
     if figure is not None and rows is None:
@@ -83,6 +83,7 @@ def _print(advice: Advice) -> None:
     where = f"{request.devices} x {request.profile}"
     where += f" in {request.hosts} hosts over {request.network}" if request.hosts > 1 else ""
     where += use_words(request.tf32, request.launch_us)
+    what += "".join(f", {name}" for name in (request.precision, request.optimizer) if name not in ("float32", "sgd"))
     console.print(f"{what}; simulated on up to {where}, {advice.limit_gib:.1f} GiB each")
     if request.memory_limit_gib > advice.limit_gib:
         asked = f"--memory-limit-gib {request.memory_limit_gib:g} is more than a {request.profile} has for tensors"
@@ -102,6 +103,8 @@ def _print(advice: Advice) -> None:
     )
     if best.bound_by_host:
         console.print(f"{HOST_BOUND}\n")
+    for caveat in best.caveats:
+        console.print(f"{caveat}\n", soft_wrap=True)
     if other := advice.runner_up:
         ratio = (row.throughput_samples_per_s or 0.0) / (other.row.throughput_samples_per_s or 1.0)
         console.print(

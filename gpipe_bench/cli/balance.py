@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,7 +12,9 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli.options import complete, named, number, running, tell_layers, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.measured import write_layers
 from gpipe_bench.models.table import MODELS, format_arguments, model_spec, parse_arguments
+from gpipe_bench.util.files import check_writable
 from gpipe_bench.util.nearest import nearest
 
 _WAYS: Final = {"time": "s per micro-batch", "size": "GiB", "simulation": "s per step"}
@@ -33,6 +36,9 @@ def balance(
     profile: Annotated[str, named("profile", "For simulation: name or file of a hardware profile.")] = "p40",
     device: Annotated[str, named("device", "For time: where to measure.")] = "cpu",
     timeout: Annotated[float, number("For time: seconds to measure.")] = 10.0,
+    layers_out: Annotated[
+        Path | None, typer.Option(help="For time: write the layers for simulate --layers, a CSV file.")
+    ] = None,
     param_scale: Annotated[
         float, number("For size: copies of a parameter: SGD 2-3, RMSprop 3-5, Adam 4-5.", most=1000.0)
     ] = 2.0,
@@ -50,6 +56,11 @@ def balance(
     layers = MODELS[model].layers(parse_arguments(model, model_args))
     if partitions > layers:
         raise ConfigError([f"--partitions must be at most the {layers} layers of {model}, got {partitions}; lower it"])
+    if layers_out is not None:
+        if by != "time" or layers_out.suffix != ".csv":
+            rule = "--layers-out must name a CSV file, and go with --by time"
+            raise ConfigError([f"{rule}, got {layers_out} with {by}; correct them"])
+        check_writable(layers_out)
     from gpipe_bench.balance import split_min_max
 
     options: dict[str, Any]
@@ -58,7 +69,7 @@ def balance(
     elif by == "size":
         options = {"chunks": chunks, "param_scale": param_scale}
     else:
-        options = {"device": device, "timeout": timeout}
+        options = {"device": device, "timeout": timeout, "layers_out": layers_out}
     cell = SimulatedCell.model_construct(batch_size=batch_size, chunks=chunks)
     tell_layers(model, model_args)
     tell_microbatches([cell])
@@ -78,7 +89,7 @@ def _costs(
 ) -> list[float]:
     import torch
 
-    from gpipe_bench.balance import layer_simulated_times, layer_sizes, layer_times
+    from gpipe_bench.balance import layer_simulated_times, layer_sizes, layer_times, measure_layers
 
     arguments = parse_arguments(model, model_args)
     if by == "simulation":
@@ -95,7 +106,12 @@ def _costs(
             batch, _ = spec.make_batch(batch_size, arguments, device="meta")
             return [size / 2**30 for size in layer_sizes(module, batch, **options)]
         batch, _ = spec.make_batch(-(-batch_size // chunks), arguments)
-        return layer_times(module, batch, **options)
+        layers_out = options.pop("layers_out")
+        if layers_out is None:
+            return layer_times(module, batch, **options)
+        layers = measure_layers(module, batch, **options)
+        write_layers(layers_out, layers)
+        return [(layer.forward_ms + layer.backward_ms) / 1000 for layer in layers]
 
 
 def _print(costs: list[float], splits: dict[str, list[int]], unit: str) -> None:

@@ -17,7 +17,7 @@ from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli.options import VALUES, complete
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.results.labels import autograd_words, run_as
+from gpipe_bench.results.labels import autograd_words, run_as, training_words
 
 if TYPE_CHECKING:
     from gpipe_bench.cli.progress import Progress
@@ -145,5 +145,6 @@ def teller(task: Progress, total: int) -> Callable[[Row], None]:
 def row_words(row: Row) -> str:
     """A simulated or emulated row on a line."""
     what = f"n={row.partitions} m={row.chunks} batch={row.batch_size} {row.checkpoint} {row.variant} {run_as(row)}"
+    what += f", {training_words(row)}" if training_words(row) else ""
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
     return f"{row.evidence}, {row.status}: {what}{autograd_words(row)}: {value}"

@@ -141,6 +141,7 @@ def _emulate_script(
     races: bool,
 ) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
+    from gpipe_bench.simulator.clock.simulation import guess_words
     from gpipe_bench.simulator.hardware.machine import HardwareMachine
     from gpipe_bench.simulator.hardware.profile import load_profile
 
@@ -169,9 +170,11 @@ def _emulate_script(
         leave(1)
     output().print(_title(settings, hardware, devices), style="bold")
     _print(run, devices, races=races)
-    host_ns = HardwareMachine(hardware).host_ns(run.replayed.sums("launches"))
+    host_ns = HardwareMachine(hardware).host_ns(run.replayed.sums("launches")) + run.replayed.updating_ns()
     if settings.host_time and host_ns > max(run.replayed.sums("duration_ns").values(), default=0):
         typer.echo(HOST_BOUND)
+        if settings.launch_us is None and not hardware.has_own_host:
+            typer.echo(guess_words(hardware.host_us))
     if trace is not None:
         own = {name: value for name in ("tf32", "launch_us") if (value := getattr(settings, name)) is not None}
         _write(trace, run, {"profile": hardware.name, "host_time": settings.host_time, **own})

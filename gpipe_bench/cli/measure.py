@@ -51,6 +51,9 @@ def run(
     repeats: Annotated[
         int, typer.Option(min=0, max=_MOST_REPEATS, help="Run so many, each in a fresh process; 0: one in this.")
     ] = 0,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="Let the cells take turns, a step each, so that other load meets all alike.")
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write a step of the last run as a Chrome trace, for Perfetto and explain.")
     ] = None,
@@ -79,7 +82,7 @@ def run(
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
     if repeats or len(chosen) > 1:
-        results = _run_repeats(chosen, repeats or 1, out)
+        results = _run_repeats([chosen] if turns else [[cell] for cell in chosen], repeats or 1, out)
     else:
         results = [_run_once(chosen[0], repeat, out)]
     _write_trace(trace, results[-1])
@@ -127,20 +130,23 @@ def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: in
     return result
 
 
-def _run_repeats(cells: Sequence[MeasuredCell], repeats: int, out: Path) -> list[RawResult]:
-    from gpipe_bench.bench.running.repeats import run_repeats
+def _run_repeats(groups: Sequence[Sequence[MeasuredCell]], repeats: int, out: Path) -> list[RawResult]:
+    """Measure the groups one after the other; the cells of a group take turns."""
+    from gpipe_bench.bench.running.turns import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
-    steps = count(1)
+    # A turn each to build and to end, and one for each timed step.
+    turns, total = count(1), repeats * sum(cell.steps + 2 for cells in groups for cell in cells)
     results: list[RawResult] = []
-    with progress("measuring") as task:
+    with progress("measuring, turns") as task:
 
-        def report(result: RawResult) -> None:
-            _say(result, task)
-            task.step(next(steps), repeats * len(cells))
+        def report(result: RawResult | None) -> None:
+            if result is not None:
+                _say(result, task)
+            task.step(next(turns), total)
 
-        for cell in cells:
-            results += run_repeats(cell, repeats, report)
+        for cells in groups:
+            results += run_repeats(cells, repeats, report)
     write_files({out: results_json(results)})
     return results
 
@@ -158,9 +164,11 @@ def _say(result: RawResult, task: Progress) -> None:
 
 
 def _words(result: RawResult) -> str:
+    from gpipe_bench.results.labels import run_as
+
     row = result.row
     value = f"{row.throughput_samples_per_s:.2f} samples/s" if row.throughput_samples_per_s else row.reason
-    return f"{row.status}: {row.variant} repeat {row.repeat}: {value}"
+    return f"{row.status}: {run_as(row)}, {row.variant} repeat {row.repeat}: {value}"
 
 
 def _balance(cell: MeasuredCell) -> tuple[int, ...]:

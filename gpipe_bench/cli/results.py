@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row
 
 _NAMED: Final = 5
-_SCATTER: Final = 0.2
-"""Width of an interval over its median from which on a machine was busy."""
-
 _TABLE_COLUMNS: Final = (
     *("experiment", "evidence", "model", "model_args", "variant", "partitions", "chunks", "batch_size"),
     *("repeat", "status", "reason", "throughput_samples_per_s", "device"),
@@ -105,6 +102,7 @@ def table(
 
 def _print_answer(known: list[Row], rows: Path) -> None:
     from gpipe_bench.report.answer import answers
+    from gpipe_bench.results.outcomes import SCATTER
     from gpipe_bench.util.console import Column, Grid, output
 
     for answer in answers(known):
@@ -114,24 +112,23 @@ def _print_answer(known: list[Row], rows: Path) -> None:
             grid.add(*(field.text for field in line))
         output().print(grid)
         typer.echo("")
-    if wide := _wide(known):
+    if noisy := _noisy(known):
         typer.echo(
-            f"The machine was busy: intervals of {', '.join(wide)} are wider than {_SCATTER:.0%}, so these measured"
+            f"Noisy: the interval of {', '.join(noisy)} is wider than {SCATTER:.0%}: measure again while nothing"
         )
-        typer.echo("values compare nothing. Measure again on a quiet machine, or see results/reference/measured.\n")
+        typer.echo("else runs, or see results/reference/measured. The other ratios stand.\n")
     figures = sorted((rows.parent.parent / "figures").glob(f"{rows.stem}*.png"))
     typer.echo("Look at:    " + "\n            ".join(map(str, figures)))
     typer.echo(f"Everything: gpipe-bench table --rows {rows}")
     typer.echo(f"One page:   gpipe-bench report --results {rows.parent} --out report.html")
 
 
-def _wide(known: list[Row]) -> list[str]:
-    """The measured variants whose 95 % interval of throughput is too wide for a comparison."""
-    from gpipe_bench.results.outcomes import THROUGHPUT, group_rows
+def _noisy(known: list[Row]) -> list[str]:
+    """The measured variants whose ratio scatters too much for a comparison."""
+    from gpipe_bench.results.outcomes import group_rows
 
     measured = [group for group in group_rows(known) if group.head.evidence == "measured"]
-    found = [(one.variant, one.interval(THROUGHPUT)) for group in measured for one in group.ordered()]
-    return [name for name, interval in found if interval and interval.high - interval.low > _SCATTER * interval.median]
+    return [one.variant for group in measured for one in group.ordered() if group.noisy(one)]
 
 
 def trace(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from gpipe_bench.cli.options import tell
 from gpipe_bench.cli.schedule_runs import add_runs
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
 from gpipe_bench.errors import ScheduleError
@@ -21,6 +22,11 @@ Skips = Annotated[
     list[str] | None,
     typer.Option("--skip", help="Partition that stashes a skip, and the one that pops it: 0-3. May be repeated."),
 ]
+
+
+def _times(text: str) -> Any:
+    """An option that takes times of partitions."""
+    return typer.Option(help=f"{text}: one for all partitions, or one for each, joined by ','.")
 
 
 @app.command("check")
@@ -54,15 +60,22 @@ def time(  # noqa: PLR0917 - options, which have names on the command line
     devices: Devices = 4,
     microbatches: Microbatches = 8,
     per_device: PerDevice = 2,
-    forward: Annotated[float, typer.Option(help="T_F of a partition, in any unit.")] = 1.0,
-    inputs: Annotated[float, typer.Option(help="T_B, of the gradients of its inputs.")] = 1.0,
-    weights: Annotated[float, typer.Option(help="T_W, of the gradients of its weights.")] = 1.0,
+    forward: Annotated[str, _times("T_F, in any unit")] = "1",
+    inputs: Annotated[str, _times("T_B, of the gradients of inputs")] = "1",
+    weights: Annotated[str, _times("T_W, of the gradients of weights")] = "1",
     transfer: Annotated[float, typer.Option(help="From the end of an action until another device has it.")] = 0.0,
+    overlap: Annotated[float | None, typer.Option(help="What a pair takes over its two actions one by one.")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file for the start and end of each action.")] = None,
 ) -> None:
     """Compute when each action runs, without simulation; print the makespan, the spans and both bubbles."""
     schedule = checked(schedule_of(source, devices, microbatches, per_device)).schedule
-    found = timing(schedule, Durations(forward, inputs, weights), transfer)
+    times = [
+        _each(name, text, schedule.partitions)
+        for name, text in (("--forward", forward), ("--inputs", inputs), ("--weights", weights))
+    ]
+    if overlap is not None and not schedule.pairs:
+        tell(f"overlap: {source} has no pairs of a forward and a backward pass")
+    found = timing(schedule, [Durations(*own) for own in zip(*times, strict=True)], transfer, overlap)
     typer.echo(f"makespan {found.makespan:g}")
     typer.echo(f"span of each device: {_numbers(found.spans)}; busy: {_numbers(found.busy)}")
     typer.echo(f"bubble of all devices, until the end: {found.bubble:.2%}")
@@ -103,6 +116,22 @@ def _ends(text: str) -> tuple[int, int]:
     if len(ends) == 2 and all(map(str.isdecimal, ends)):
         return int(ends[0]), int(ends[1])
     raise ScheduleError([f"a skip must be two partitions, got {text!r}; write it as in --skip 0-3"])
+
+
+def _each(name: str, text: str, partitions: int) -> list[float]:
+    """A time for each partition, of an option.
+
+    Raises:
+        ScheduleError: the text is not one number, or one for each.
+    """
+    try:
+        values = [float(word) for word in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, partitions):
+        rule = f"{name} must be one number, or one for each of the {partitions} partitions"
+        raise ScheduleError([f"{rule}, got {text!r}; write them as in {name} 2,2,3"])
+    return values * partitions if len(values) == 1 else values
 
 
 def _numbers(values: tuple[float, ...]) -> str:

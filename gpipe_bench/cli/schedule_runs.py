@@ -14,6 +14,7 @@ from gpipe_bench.cli.options import HOST_BOUND, VALUES, complete, stem, use_word
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.measured import is_layers_file, read_layers
 from gpipe_bench.results.tables import lines_text
 from gpipe_bench.schedules import check
 from gpipe_bench.schedules.comparison import ActionTimes, Times, compared, from_own_durations, parting
@@ -54,7 +55,8 @@ def _command(kind: str) -> Callable[..., None]:
         model: Annotated[str, _setting("model")] = "gpt2",
         model_args: Annotated[str, _setting("model_args")] = "",
         batch_size: Annotated[
-            int | None, typer.Option(min=1, help="Samples per step.  [default: one per micro-batch]")
+            int | None,
+            typer.Option(min=1, help="Samples per step.  [default: one per micro-batch, or those of measured layers]"),
         ] = None,
         balance: Annotated[
             str, typer.Option(help="Layers per partition, joined by '-'.  [default: even in time]")
@@ -75,7 +77,8 @@ def _command(kind: str) -> Callable[..., None]:
         m = schedule.microbatches
         hardware = profile or ("" if kind == "run" else "h100")
         sizes = read_balance(balance) if balance else ()
-        own = OwnSchedule(schedule, model, model_args, batch_size or m, checkpoint, hardware, launch_us, sizes)
+        size = batch_size or m * ((read_layers(model)[0].samples if is_layers_file(model) else None) or 1)
+        own = OwnSchedule(schedule, model, model_args, size, checkpoint, hardware, launch_us, sizes)
         with progress(f"{kind}: {Path(source).name}"):
             run, predicted, words = _both(kind, own)
         rows = compared(own.actions, predicted, run.times)
@@ -116,6 +119,8 @@ def _print(rows: Sequence[ActionTimes], run: OwnRun, words: str, limit_ms: float
     typer.echo(f"{run.evidence}{use}: {run.length_ms:.2f} ms; predicted {words}: {expected:.2f} ms")
     if run.bound_by_host:
         typer.echo(HOST_BOUND)
+    for caveat in run.caveats:
+        typer.echo(caveat)
     latest = max(rows, key=lambda row: row.late_ms)
     typer.echo(
         f"latest action: {latest.action} on device {latest.device}, {latest.late_ms:.2f} ms after its prediction"

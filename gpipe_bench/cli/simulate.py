@@ -26,6 +26,8 @@ from gpipe_bench.cli.cells import (
 from gpipe_bench.cli.options import Processes, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulated_table import print_simulation
+from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.measured import is_layers_file, read_layers
 from gpipe_bench.results.configurations import configurations_beside
 from gpipe_bench.results.labels import rows_text
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
@@ -43,6 +45,14 @@ def simulate(
     cells: CellFile = None,
     only: Only = "",
     timelines: Timelines = "",
+    layers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take the measured times of layers, a CSV file, in place of a model; the batch is --chunks times "
+            "what its column samples says.",
+        ),
+    ] = None,
     out: RawOut = None,
     processes: Processes = 1,
     devices: Annotated[
@@ -60,6 +70,8 @@ def simulate(
     settings, published and simulated value with the error. A pipeline that does not fit the memory is a result too: the
     row says how much which device needs, and the exit status is 0.
     """
+    if layers is not None:
+        given = {**_of_layers(layers, given, cells), **given}
     if cells is not None:
         simulate_file(from_file(SimulatedCell, cells, only, given), names_in(timelines), needed_out(out), processes)
         return
@@ -79,6 +91,24 @@ def simulate(
     # Published runs trained in float32, on one host.
     print_simulation(result, published_for([result.row]) if (cell.precision, cell.hosts) == ("float32", 1) else [])
     write_results([result], trace, rows, out)
+
+
+def _of_layers(file: Path, given: dict[str, Any], cells: Path | None) -> dict[str, Any]:
+    """The settings that a file of layers decides; ``given``: those of options.
+
+    Raises:
+        ConfigError: the file is wrong, or options name another model, or no batch is known.
+    """
+    if cells is not None or given.keys() & {"model", "model_args"}:
+        raise ConfigError([f"--layers must be the only model, got {file} and another; leave out --model or --cells"])
+    if not is_layers_file(str(file)):
+        raise ConfigError([f"--layers must be a file whose name ends in .csv, got {file}; rename it"])
+    samples = read_layers(file)[0].samples
+    if samples is None and "batch_size" not in given:
+        rule = "--batch-size must be given where --layers has no column samples"
+        raise ConfigError([f"{rule}, got none; give --chunks times the samples of the micro-batch that was measured"])
+    size = {} if samples is None else {"batch_size": samples * given.get("chunks", _START["chunks"])}
+    return {"model": str(file), **size}
 
 
 def simulate_file(cells: Sequence[SimulatedCell], timelines: Sequence[str], out: Path, processes: int) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.cli.options import HOST_BOUND, use_words
+from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.util.console import Column, Grid, counted, output
 
@@ -45,6 +46,8 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
         console.print(Text(_totals(row)))
         if result.bound_by_host:
             console.print(Text(HOST_BOUND))
+        for caveat in result.caveats:
+            console.print(Text(caveat))
     else:
         console.print(Text(f"{row.status}: {row.reason}", style="bold red"))
     if published:
@@ -56,11 +59,12 @@ def _title(row: Row, settings: Mapping[str, Any]) -> str:
     sizes = f"{counted(row.partitions, 'partition')} ({row.balance}), {row.microbatches} micro-batches"
     pipeline = f"{sizes}, batch {row.batch_size}"
     how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {_order(row)}"
-    how += f", {settings['precision']}" if "precision" in settings else ""
+    how += f", {training_words(row)}" if training_words(row) else ""
     how += use_words(settings.get("tf32"), settings.get("launch_us"))
     where = f"{row.evidence} on {row.device_count} x {row.device} ({row.profile})"
     where += f" in {settings['hosts']} hosts over {settings['network']}" if "hosts" in settings else ""
-    return f"{row.model} ({row.model_args})\n{pipeline}; {how}\n{where}"
+    arguments = f" ({row.model_args})" if row.model_args else ""
+    return f"{row.model}{arguments}\n{pipeline}; {how}\n{where}"
 
 
 def _order(row: Row) -> str:
@@ -81,8 +85,8 @@ def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:
 def _totals(row: Row) -> str:
     memory = f"{_number(row.peak_allocated_gib)} GiB allocated, {_number(row.peak_reserved_gib)} GiB reserved"
     throughput, step = row.throughput_samples_per_s or 0.0, row.step_time_ms or 0.0
-    speed = f"{throughput:.2f} samples/s {row.evidence}, {step:.2f} ms per step"
-    return f"{speed}; {memory} over {counted(row.device_count, 'device')}"
+    speed = f"{throughput:.2f} samples/s {row.evidence} on {counted(row.device_count, 'device')}"
+    return f"{speed}, {step:.2f} ms per step; {memory} over all"
 
 
 def _comparison(row: Row, published: Sequence[Row]) -> Grid:

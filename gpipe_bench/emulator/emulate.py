@@ -28,7 +28,7 @@ from gpipe_bench.emulator.library import MOST, capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
 from gpipe_bench.emulator.observer import Span, TaskRows, busy_devices, issued_rows, task_events
 from gpipe_bench.emulator.replay.run import Replayed, replay
-from gpipe_bench.emulator.shapes import load_shapes
+from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.emulator.trace import KINDS, Trace, mark, recording
 from gpipe_bench.emulator.training import EmulationRequest, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
@@ -94,6 +94,7 @@ def emulate(
     loss: Callable[..., Tensor] | None = None,
     target: Tensor | None = None,
     steps: int = 2,
+    steps_overlap: bool = True,
     host_time: bool = True,
 ) -> Emulation:
     """Let the engine train a pipeline on virtual devices; if a device has too little memory, say how much it needs.
@@ -116,6 +117,7 @@ def emulate(
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for the sum of the output.
         target: with a loss, the targets of a whole mini-batch.
         steps: training steps, at least 2; the first is a warm-up.
+        steps_overlap: False: the host waits at the end of each step until all devices are idle.
         host_time: whether launches cost the host time, and launch queues are limited.
 
     Raises:
@@ -126,7 +128,8 @@ def emulate(
     return _emulated(EmulationRequest(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile, tf32=tf32,
-        launch_us=launch_us, devices=devices, sample=sample, loss=loss, target=target, steps=steps, host_time=host_time,
+        launch_us=launch_us, devices=devices, sample=sample, loss=loss, target=target, steps=steps,
+        steps_overlap=steps_overlap, host_time=host_time,
     ))  # fmt: skip
 
 
@@ -139,7 +142,9 @@ def _emulated(request: EmulationRequest) -> Emulation:
     work = work_of(request)
     trace, spans = _trained(work, request, places)
     m = len(microbatch_sizes(request.batch_size, request.chunks))
-    base = Emulation(status="ok", microbatches=m, events=[], settings=_facts(work, request, hardware, places))
+    facts = _facts(work, request, hardware, places)
+    guess = request.guessed_launch_us
+    base = Emulation(status="ok", microbatches=m, events=[], settings=facts, guessed_launch_us=guess)
     machine = HardwareMachine(hardware)
     replayed = replay(trace, machine, host_time=request.host_time)
     if replayed.shortage:
@@ -181,11 +186,13 @@ def _run(work: Work, request: EmulationRequest, places: Sequence[torch.device]) 
     """Train some steps, each ended by a mark; returns the trace and the engine's tasks."""
     gc.collect()
     tasks = TaskRows()
-    with recording() as trace, seen():
+    with recording() as trace, seen(), updates_priced():
         training = Training(work, request, places)
         with training.pipe.observe(tasks):
             for _ in range(request.steps):
                 _step(training)
+                for place in () if request.steps_overlap else places:
+                    torch.accelerator.synchronize(place)
                 mark()
     return trace, tasks.spans
 
@@ -216,6 +223,9 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
         checkpoint=request.checkpoint,
         batch_size=request.batch_size,
         device_count=len({*places}),
+        steps_overlap=request.steps_overlap,
+        precision="float32",
+        optimizer=request.optimizer or "none",
     )
     return {**work.facts, **own}
 
@@ -236,7 +246,7 @@ def _steps(
             step_time_ms=length_us / 1e3,
             devices=device_uses(replayed.memory, busy_devices(events, used, length_us), length_us, used),
             events=events,
-            host_fraction=host.host_ns(replayed.sums("launches", first, last)) / (after - before) if host else None,
+            host_fraction=_host_ns(replayed, host, first, last) / (after - before) if host else None,
             kernel_fraction=max(replayed.sums("duration_ns", first, last).values()) / (after - before)
             if host
             else None,
@@ -245,6 +255,10 @@ def _steps(
         )
         found.append(replace(step, each=(step,)))
     return found
+
+
+def _host_ns(replayed: Replayed, host: HardwareMachine, first: int, last: int) -> int:
+    return host.host_ns(replayed.sums("launches", first, last)) + replayed.updating_ns(first, last)
 
 
 def _out_of_memory(base: Emulation, memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> Emulation:

@@ -39,6 +39,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_backward": (ctypes.c_int64, []),
     "vd_backward_end": (None, [ctypes.c_int64]),
     "vd_mark": (ctypes.c_int64, []),
+    "vd_parameter": (None, [ctypes.c_void_p]),
+    "vd_update": (None, [ctypes.c_int, ctypes.c_int64]),
     "vd_set_duration": (ctypes.c_int64, [ctypes.c_int64]),
     "vd_set_jitter": (None, [ctypes.c_uint64, ctypes.c_int]),
     "vd_thread": (ctypes.c_int, []),

@@ -28,7 +28,7 @@ from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.lines import Lines
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.replay.run import Replayed, replay
-from gpipe_bench.emulator.shapes import load_shapes
+from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.emulator.trace import Record, Trace, mark, recording
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.vision_packages import mend_torchvision
@@ -91,7 +91,8 @@ def run_script(
     load_shapes(devices, profile)
     lines = Lines()
     watched = lines.noted() if races else nullcontext()
-    with recording() as trace, seen(), _steps_marked(), replaced(torch, "compile", _uncompiled), watched:
+    uncompiled = replaced(torch, "compile", _uncompiled)
+    with recording() as trace, seen(), updates_priced(), _steps_marked(), uncompiled, watched:
         _run(script, arguments)
     replayed = replay(trace, HardwareMachine(profile), host_time=host_time)
     records = trace.records

@@ -13,13 +13,16 @@ and numbers. Random numbers are not drawn. Two things need values:
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from gpipe_bench.emulator.library import MOST, backend, load
+from gpipe_bench.emulator.library import MOST, NAME, backend, load
 from gpipe_bench.engine.dispatch_mode import DispatchMode
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.accelerator import register_fused
@@ -62,6 +65,33 @@ def price_by(profile: Profile) -> None:
             backend().vd_set_capacity(device, profile.capacity_bytes)
 
 
+def keep_gradients(parameters: Iterable[Tensor]) -> None:
+    """Let the host take its time to keep the first gradients of these, in the trace that is recorded."""
+    for parameter in parameters:
+        if parameter.device.type == NAME:
+            backend().vd_parameter(parameter._cdata)  # noqa: SLF001 - C++ knows it by that
+
+
+@contextmanager
+def updates_priced() -> Iterator[None]:
+    """Let the host take its time for each parameter that an optimizer of PyTorch updates, as the profile says."""
+
+    def updates(optimizer: Optimizer, *_: Any) -> None:
+        each_ns = round(1000 * _profiles[0].constants.get("parameter_us", 0))
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        keep_gradients(trained)
+        places = (one.device for one in trained if one.grad is not None and one.device.type == NAME)
+        for device, count in Counter(place.index for place in places).items():
+            if each_ns:
+                backend().vd_update(device, count * each_ns)
+
+    handle = register_optimizer_step_pre_hook(updates)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 class _Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves the mode untyped
     """Sees one operator with meta tensors, gives its results, and tells the devices its cost."""
 
@@ -78,16 +108,11 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves t
 def _asked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     result = evaluate(func, args, kwargs)
     profile = _profiles[0]
-    for kernel in kernels_of(func, args, kwargs, _written(args) if result is None else result):
+    for kernel in kernels_of(func, args, kwargs, result):
         backend().vd_say_kernel(
             kernel.op.encode(), duration_ns(kernel, profile), scratch_bytes(kernel, profile), kernel.launches
         )
     return result
-
-
-def _written(args: Sequence[Any]) -> Any:
-    """The tensor that an operator without results writes to: its first argument."""
-    return args[0] if args else None
 
 
 def _reason(func: Any, error: Exception) -> str:

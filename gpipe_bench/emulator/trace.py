@@ -15,7 +15,7 @@ HOST = -1
 
 KINDS: Final = (
     *("kernel", "copy", "record", "wait", "sync_stream", "sync_device", "sync_event", "alloc", "free", "record_stream"),
-    *("signal", "await", "backward", "backward_end", "mark", "node", "full"),
+    *("signal", "await", "backward", "backward_end", "mark", "node", "full", "update"),
 )
 """Kinds of rows, by their numbers in ``csrc/trace_row.h``."""
 
@@ -47,7 +47,8 @@ class Record(NamedTuple):
             ``sync_stream``, ``sync_device``, ``sync_event``: the host waits; ``alloc`` and ``free`` of a block;
             ``record_stream``: a stream uses a block; ``signal``, ``await``, ``backward``, ``backward_end`` and
             ``mark``: hand-overs between host threads; ``node``: a thread begins a node of autograd; ``full``: the
-            program is told that the device is full.
+            program is told that the device is full; ``update``: the host goes through the parameters of an update, and
+            keeps their device waiting.
         name: of the operator; of a copy ``device_to_device``, ``host_to_device`` or ``device_to_host``.
         device: where it runs; -1 is the host. A copy between devices runs on the sender's.
         stream: of that device; 0 is the default one. Of an allocation: the current one.
@@ -59,7 +60,8 @@ class Record(NamedTuple):
         reads: blocks; of a node the numbers of those that wait for it.
         writes: blocks; of an allocation, a free and a record_stream: the one block; of a node its own number.
         peer_stream: the current stream of a copy's other device.
-        launches: how many kernels the host launches.
+        launches: how many kernels the host launches; of a node, whose ``peer`` is then its device, 1 if it keeps a
+            gradient without a kernel.
         backward: the innermost backward pass that the row belongs to, by its version, or 0.
         sums: whether the row adds gradients up.
         scratch: whether an allocation is for a kernel that can do without.

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.emulator.library import MOST
+from gpipe_bench.emulator.shapes import keep_gradients
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError, ConfigError
+from gpipe_bench.models.measured import is_layers
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.schedules.table import placement
@@ -74,6 +76,8 @@ class EmulationRequest(TrainingRequest):
         found = [*self.problems(most_devices=MOST, per_partition=False), *schedule_problems(self.schedule)]
         if self.steps in (None, 1):
             found.append(f"steps must be a whole number of at least 2, got {self.steps}; the first is a warm-up")
+        if is_layers(self.model):
+            found.append("model must have layers that run, got measured times of layers; use simulate")
         if isinstance(self.sample, tuple):
             got = f"a tuple of {len(self.sample)}"
             found.append(f"sample must be a tensor, got {got}; let the first layer cut it up")
@@ -93,6 +97,7 @@ def work_of(request: EmulationRequest) -> Work:
             raise ConfigError(["sample must be given with a module, got None; pass a tensor of shape (samples, ...)"])
         inputs = torch.empty(batch_size, *sample.shape[1:], dtype=sample.dtype, device="meta")
         goal = None if target is None else target.to("meta")
+        assert isinstance(model, nn.Sequential)  # noqa: S101 - as checked
         twin = meta_twin(model)
         assert isinstance(twin, nn.Sequential)  # noqa: S101 - a copy is of the same type
         return Work(twin, inputs, goal, request.loss, {"model": type(model).__name__})
@@ -135,6 +140,7 @@ class Training:
             schedule=request.order,
             transfer=request.transfer,
         )
+        keep_gradients(self.pipe.parameters())
         first, last = self.pipe.devices[0], self.pipe.devices[-1]
         self._inputs = torch.empty_like(work.inputs, device=first)
         self._target = None if work.target is None else torch.empty_like(work.target, device=last)

@@ -98,11 +98,10 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
 
 
 def _group(group: Group, beside: Sequence[Group], width_in: float) -> Rows:
-    on_cpu = isinstance(group, CpuGroup)
-    title = f"{group.head.model}: {'pipelines on a CPU' if on_cpu else 'ablation'}"
+    title = f"{group.head.model}: {'pipelines on a CPU' if isinstance(group, CpuGroup) else 'ablation'}"
     kinds = [*(other.head.evidence for other in beside), group.head.evidence]
     rows: Rows = [heading(title, kinds, setting_words(group.head), width_in)]
-    if on_cpu:
+    if isinstance(group, CpuGroup):
         rows.append(_lines(_ratios(group), f"throughput ({TIMES} {LOOP})", _memories(group, group.ordered(), ())))
     else:
         if set(group.outcomes) & set(PUBLISHED):
@@ -152,18 +151,17 @@ def _values(outcomes: Sequence[Outcome], column: str, scale: float, beside: Sequ
     return found
 
 
-def _ratios(group: Group) -> dict[str, _Value]:
+def _ratios(group: CpuGroup) -> dict[str, _Value]:
     """Throughput over that of the plain loop."""
     loop, found = group.baseline, {}
     base = loop.middle(THROUGHPUT) if loop else None
     for outcome in group.ordered():
-        samples = [value / base for value in outcome.samples(THROUGHPUT)] if base else []
-        ratio = outcome.ratio(loop)
-        text = f"{ratio.median:.2f}{TIMES}" if ratio else ""
+        ratio = group.ratio(outcome)
+        text = f"{ratio.median:.2f}{TIMES}{' (noisy)' if group.noisy(outcome) else ''}" if ratio else ""
         if base and outcome is loop:
             ratio, text = Interval(1, 1.0, math.nan, math.nan), f"{significant(base)} samples/s"
         mark = _MARKS.get(outcome.variant, _SCHEDULE)
-        found[outcome.variant] = _Value(mark, ratio, samples, text, _absence(outcome))
+        found[outcome.variant] = _Value(mark, ratio, group.ratios(outcome), text, _absence(outcome))
     return found
 
 

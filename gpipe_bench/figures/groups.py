@@ -9,6 +9,7 @@ from typing import Final
 
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.text import TIMES, listing
+from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.outcomes import FAILURES, Group, Outcome, group_rows
 from gpipe_bench.results.rows import EVIDENCE, Row
 
@@ -36,6 +37,7 @@ def setting_words(row: Row) -> str:
         f"checkpoint{_NBSP}{row.checkpoint}" if row.checkpoint else "",
         "" if row.backward in ("", "autograd") else f"schedule{_NBSP}{row.schedule}",
         "" if row.transfer in ("", "direct") else f"transfer{_NBSP}{row.transfer}",
+        training_words(row).replace(" ", _NBSP),
         f"autograd of PyTorch{_NBSP}1.3" if row.flavour == "published" else "",
     ]
     parts = [row.model_args.replace(";", ", "), machine, ", ".join(filter(None, pipeline))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
 from gpipe_bench.figures.schedules import MARKS, read_cells
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, RULE
+from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.cycles import checkpoint_stop
@@ -85,20 +86,25 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
 
 def settings_of(rows: Sequence[Row]) -> list[Setting]:
     """The settings of some rows: of emulated cells, then of measured ones; of simulated ones if there are no others."""
+    # The formula is of one step between idle devices, as measured steps are; older tables do not have others like it.
+    if any(row.steps_overlap is False for row in rows):
+        rows = [row for row in rows if row.evidence == "measured" or row.steps_overlap is False]
     found: dict[tuple[Any, ...], dict[str, dict[str, list[Row]]]] = {}
     alone = all(row.evidence == "simulated" for row in rows)
     for evidence in ("emulated", "measured", "simulated"):
         for row in (row for row in rows if row.evidence == evidence):
-            key = (row.model, row.profile, row.chunks, row.checkpoint, row.batch_size, _devices(row))
+            words = training_words(replace(row, steps_overlap=None))
+            key = (row.model, row.profile, row.chunks, row.checkpoint, words, row.batch_size, _devices(row))
             if evidence != "simulated" or key in found or alone:
                 found.setdefault(key, {}).setdefault(_kind(row), {}).setdefault(row.schedule, []).append(row)
     panels = []
-    for (model, profile, chunks, checkpoint, _, devices), kinds in found.items():
+    for (model, profile, chunks, checkpoint, words, _, devices), kinds in found.items():
         idle = {kind: {name: median(map(_idle, some)) for name, some in own.items()} for kind, own in kinds.items()}
         heads = {name: some[0] for own in kinds.values() for name, some in own.items()}
         idle[_ARITHMETIC] = {name: timing(_schedule(row)).bubble for name, row in heads.items()}
         machine = profile if "simulated" in kinds or "emulated" in kinds else "here"
-        panels.append(Setting(f"{model}, {machine}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
+        where = ", ".join(filter(None, (model, machine, words)))
+        panels.append(Setting(f"{where}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
     return panels
 
 

@@ -19,6 +19,7 @@ from gpipe_bench.figures.ablation import Mark
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
 from gpipe_bench.figures.style import FAINT, OKABE_ITO, RULE
 from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import read_table
 from gpipe_bench.schedules import SCHEDULES
@@ -47,6 +48,7 @@ MARKS: Final = dict(
 )
 """Shape and colour of each schedule."""
 
+_FAMILIES: Final = "Schedules of one family have one colour; shapes tell them apart."
 _FILLS: Final = {"never": "full", "except_last": "left", "always": "none"}
 _COLUMNS: Final = 5
 _TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
@@ -110,11 +112,14 @@ def _pareto_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
     groups = {name: [cell for cell in group if cell.devices == _usual(group)] for name, group in every.items()}
     counts = sorted({_usual(group) for group in groups.values()})
     words = f"on {' or '.join(map(str, counts))} devices, in samples/s, over the peak memory of the fullest device"
+    *less, most = sorted({cell.row.chunks or 1 for group in groups.values() for cell in group})
+    mixed = f"Panels hold cells of {', '.join(map(str, less))} and {most} micro-batches alike. " if less else ""
+    fills = "Full: no checkpoints; half: except the last micro-batch; empty: always. "
     return [
         heading(f"Throughput {words}", [cells[0].row.evidence], "", width_in),
         *_rows(groups, _draw_pareto, "GiB reserved"),
         _marks(),
-        note("Full: no checkpoints; half: except the last micro-batch; empty: always.", width_in),
+        note(fills + mixed + _FAMILIES, width_in),
     ]
 
 
@@ -127,14 +132,17 @@ def _scaling_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
         heading("Throughput over that of 1F1B, with more devices", [cells[0].row.evidence], modes, width_in),
         *_rows(groups, _draw_scaling, "devices"),
         _marks(),
+        note(_FAMILIES, width_in),
     ]
 
 
 def _groups(cells: Iterable[ScheduleCell]) -> dict[str, list[ScheduleCell]]:
-    """The cells by model and type of device."""
+    """The cells by model, type of device and how they train."""
     found: dict[str, list[ScheduleCell]] = {}
     for cell in cells:
-        found.setdefault(f"{cell.row.model}, {cell.row.profile or 'here'}", []).append(cell)
+        words = training_words(cell.row)
+        name = f"{cell.row.model}, {cell.row.profile or 'here'}" + (f"\n{words}" if words else "")
+        found.setdefault(name, []).append(cell)
     return found
 
 
@@ -206,7 +214,8 @@ def _marks() -> list[Panel]:
 
 
 def _read(path: Path, selection: Selection) -> list[ScheduleCell]:
-    return read_cells(path, selection.evidence or "simulated")
+    """The cells whose steps overlap."""
+    return [cell for cell in read_cells(path, selection.evidence or "simulated") if cell.row.steps_overlap is not False]
 
 
 PARETO: Final = Figure(

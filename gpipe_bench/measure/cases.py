@@ -116,8 +116,12 @@ def _matrices(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Callab
     ]
 
 
-def _heads(dtype: torch.dtype) -> Callable[[Bench], list[Tensor]]:
-    return lambda bench: [bench.tensor(bench.part(8), 12, bench.part(1024), 64, dtype=dtype) for _ in range(3)]
+def _heads(length: int, dtype: torch.dtype) -> Callable[[Bench], list[Tensor]]:
+    def operands(bench: Bench) -> list[Tensor]:
+        shape = bench.part(8192 // length), 12, bench.part(length), 64
+        return [bench.tensor(*shape, dtype=dtype) for _ in range(3)]
+
+    return operands
 
 
 def _filtered(channels: int, size: int, edge: int, dtype: torch.dtype) -> Callable[[Bench], list[Tensor]]:
@@ -155,6 +159,10 @@ def _with_weights(operands: Callable[[Bench], list[Tensor]]) -> Callable[[Bench]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _attend_and_drop(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=0.1)
 
 
@@ -210,7 +218,11 @@ def _by_products() -> Iterator[Case]:
     for dtype, ending in ((torch.float32, "float32"), (_HALF, "half")):
         text = str(dtype).removeprefix("torch.")
         attention = f"attention_{ending}", f"attention_backward_{ending}"
-        yield from _pair(f"attention, causal, {text}", attention, _attend, _heads(dtype), wanted=(0, 1, 2))
+        name = f"attention, causal, {text}"
+        yield from _pair(f"{name}, dropout", attention, _attend_and_drop, _heads(1024, dtype), wanted=(0, 1, 2))
+        for length, keys in (("1k", 1024), ("8k", 8192)):
+            attention = f"attention_no_dropout_{ending}_{length}", f"attention_backward_no_dropout_{ending}_{length}"
+            yield from _pair(f"{name}, {keys} tokens", attention, _attend, _heads(keys, dtype), wanted=(0, 1, 2))
         product = _forward(torch.matmul, _matrices(8192, 1280, 5120, dtype))
         yield Case(f"8192x1280 by 1280x5120, {text}", (f"product_{ending}",), product)
         for channels, size, edge in ((256, 48, 3), (64, 192, 3), (512, 24, 3), (512, 28, 1)):

@@ -1,4 +1,4 @@
-"""What the host takes to launch: steps of networks so small that the device idles, and threads that launch at once."""
+"""What the host takes: steps of networks so small that the device idles, updates, and threads that launch at once."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ THREADS: Final = (1, 2, 4)
 
 _WIDTH: Final = 16
 _BLOCKS: Final = 4
+_PARAMETERS: Final = 400
 _STEPS: Final = 5  # few enough that the launch queue never fills
 _PASSES: Final = 20
 
@@ -59,6 +60,23 @@ def step_seconds(name: str, device: torch.device, repeats: int) -> list[float]:
 
     _host_seconds(step, device, _STEPS)
     return [_host_seconds(step, device, _STEPS) / _STEPS for _ in range(repeats)]
+
+
+def update_seconds(device: torch.device, repeats: int) -> list[float]:
+    """Host time of an update for each parameter, once for each repeat; in the end gradients are given up."""
+    parameters = [torch.zeros(1, device=device, requires_grad=True) for _ in range(_PARAMETERS)]
+    optimizer = torch.optim.SGD(parameters, lr=1e-3, foreach=True)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = []
+    for _ in range(1 + repeats):
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        found.append(_host_seconds(update, device, 1) / _PARAMETERS)
+    return found[1:]
 
 
 def _host_seconds(step: Callable[[], None], device: torch.device, times: int) -> float:

@@ -54,9 +54,9 @@ def _cell(group: Group, outcome: Outcome | None) -> Field:
     if speed is None:
         return Field(", ".join(dict.fromkeys(row.status for row in outcome.failed)))
     words = [f"{significant(speed)} samples/s"]
-    if ratio := outcome.ratio(group.baseline):
+    if ratio := group.ratio(outcome):
         ends = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-        words.append(f"{ratio.median:.2f}{TIMES}{ends}")
+        words.append(f"{ratio.median:.2f}{TIMES}{ends}{' noisy' if group.noisy(outcome) else ''}")
     memory, base = outcome.middle(group.memory_column), group.baseline
     if memory is not None:
         words.append(f"{significant(scale * memory)} {unit}")

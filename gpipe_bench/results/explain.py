@@ -11,7 +11,7 @@ from gpipe_bench.results.breakdown import Breakdown, split_device_time
 from gpipe_bench.results.timeline import COPY_KINDS
 from gpipe_bench.results.traced import Step, action_of
 from gpipe_bench.schedules import SCHEDULES, Durations, in_flight, named_schedule, timing, with_recomputation
-from gpipe_bench.schedules.actions import needs
+from gpipe_bench.schedules.actions import in_pairs, needs
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules.table import partition_count
 
@@ -70,7 +70,7 @@ def alternatives(step: Step) -> list[Alternative]:
             held = max(in_flight(schedule)) * scale * p / n
             for mode in CHECKPOINT_MODES:
                 ran = with_recomputation(schedule, checkpoint_stop(mode, chunks))
-                length = timing(ran, durations, transfer * scale).makespan
+                length = timing(ran, durations, transfer * scale, step.overlap).makespan
                 found.append(Alternative(name, chunks, mode, length, held))
     return sorted(found, key=lambda one: one.length_us)
 
@@ -82,7 +82,7 @@ def by_arithmetic(step: Step) -> float:
         ScheduleError: the trace lacks actions that others wait for.
     """
     copies = [event.end_us - event.start_us for event in step.events if event.kind in COPY_KINDS]
-    return timing(step.schedule, _durations(step), mean(copies or [0.0])).makespan
+    return timing(step.schedule, _durations(step), mean(copies or [0.0]), step.overlap).makespan
 
 
 def _host_time(step: Step, device: str) -> float:
@@ -99,17 +99,26 @@ def _host_time(step: Step, device: str) -> float:
 
 
 def _durations(step: Step) -> list[Durations]:
-    """The mean durations of each partition; of a backward pass that is not split, half is for inputs."""
+    """The mean durations of each partition.
+
+    Of a pair only the sum is known, so passes that ran alone count, or else all. A backward pass that is not split is
+    divided as the split ones of its partition are, or else in halves.
+    """
     n = 1 + max(event.partition for event in step.events)
-    times: dict[tuple[int, str], list[float]] = {}
-    for event in step.computations:
-        times.setdefault((event.partition, event.kind), []).append(event.end_us - event.start_us)
-    means = {key: mean(values) for key, values in times.items()}
+    units = (unit for row in step.schedule.devices for unit in in_pairs(row, step.pairs))
+    paired = {action for unit in units if len(unit) == 2 for action in unit}
+    times = {action_of(event): event.end_us - event.start_us for event in step.computations}
+
+    def average(kinds: str, j: int) -> float:
+        own = [action for action in times if action.kind in kinds and action.j == j]
+        own = [action for action in own if action not in paired] or own
+        return sum(times[action] for action in own) / max(len({action.i for action in own}), 1)
+
     found = []
     for j in range(n):
-        half = 0.0 if (j, "backward_weights") in means else means.get((j, "backward"), 0.0) / 2
-        inputs, weights = means.get((j, "backward_inputs"), half), means.get((j, "backward_weights"), half)
-        found.append(Durations(means.get((j, "forward"), 0.0), inputs, weights))
+        backward, inputs, weights = (average(kinds, j) for kinds in ("BIW", "I", "W"))
+        share = inputs / (inputs + weights) if inputs + weights else 0.5
+        found.append(Durations(average("F", j), backward * share, backward * (1 - share)))
     return found
 
 

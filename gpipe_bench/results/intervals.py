@@ -1,4 +1,4 @@
-"""Medians and ratios of medians with their 95 % intervals, the same for tables and figures.
+"""Medians, ratios of medians and medians of ratios with their 95 % intervals, the same for tables and figures.
 
 The interval is the percentile bootstrap over repeats with a fixed seed, so the same samples always give the same
 numbers, in any order. With five samples or fewer it spans all of them, and its true coverage is below 95 %: no
@@ -8,7 +8,7 @@ interval without a model of the noise can do better. BCa was refused because it 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -67,6 +67,16 @@ def ratio_interval(samples: Sequence[float], reference: Sequence[float]) -> Inte
     rng = np.random.default_rng(_SEED)
     ratios = _resampled_medians(data, rng) / _resampled_medians(base, rng)
     return _interval(n, ratio, ratios)
+
+
+def paired_ratios(samples: Mapping[int, float], reference: Mapping[int, float]) -> list[float]:
+    """The ratios of values that were taken side by side.
+
+    Args:
+        samples: by the round in which they were taken.
+        reference: the same of what they are divided by, positive.
+    """
+    return [value / reference[number] for number, value in sorted(samples.items()) if number in reference]
 
 
 def _checked(name: str, samples: Sequence[float]) -> Array:

@@ -36,6 +36,12 @@ def autograd_words(row: Row) -> str:
     return f", autograd of {_AUTOGRAD[row.flavour]}" if row.flavour else ""
 
 
+def training_words(row: Row) -> str:
+    """What differs from float32, SGD and steps that overlap, joined by commas; empty where nothing does."""
+    words = [name for name in (row.precision, row.optimizer) if name not in ("", "float32", "sgd")]
+    return ", ".join([*words, *(["steps do not overlap"] if row.steps_overlap is False else [])])
+
+
 def run_as(row: Row) -> str:
     """How a row was run: a loop, the paper's executor, or a schedule by name; empty for the runs of other programs."""
     if row.evidence == "published" or row.source:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import ClassVar, Final
 
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.results.intervals import Interval, median_interval, ratio_interval
+from gpipe_bench.results.intervals import Interval, median_interval, paired_ratios, ratio_interval
 from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER, run_as
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.shapley import Share, shapley_shares
@@ -23,14 +24,21 @@ THROUGHPUT: Final = "throughput_samples_per_s"
 _BASELINE: Final = "baseline"
 _ON_A_CPU: Final = "dep-x-ptl"
 _CPU_SETTING: Final = ("model", "model_args", "batch_size", "seed", "device", "profile")
+SCATTER: Final = 0.2
+"""Width of the interval of a ratio, over the ratio, from which on it is noisy."""
+
 _SMALL_GIB: Final = 0.25
 _SETTING: Final = (
     *("evidence", "model", "model_args", "backward", "schedule", "transfer", "flavour"),
     *("partitions", "chunks", "checkpoint", "batch_size", "balance", "processes", "hosts"),
+    *("steps_overlap", "precision", "optimizer"),
 )
 
 
-_NOT_PRINTED: Final = ("evidence", "backward", "transfer", "flavour")
+_UNSAID: Final = ("evidence", "transfer", "flavour", "steps_overlap", "precision", "optimizer")
+"""What published rows do not say, or say otherwise than those beside them."""
+
+_NOT_PRINTED: Final = (*_UNSAID, "backward")
 
 
 @dataclass(slots=True)
@@ -56,10 +64,10 @@ class Outcome:
         samples = self.samples(column)
         return median(samples) if samples else None
 
-    def ratio(self, reference: Outcome | None) -> Interval | None:
-        """Throughput over that of another variant; None where either has none, and of a variant to itself."""
-        ours, base = self.samples(THROUGHPUT), reference.samples(THROUGHPUT) if reference else []
-        return ratio_interval(ours, base) if ours and base and reference is not self else None
+    def by_repeat(self) -> dict[int, float]:
+        """The throughput of each repeat that ended well."""
+        known = ((row.repeat or 0, row.throughput_samples_per_s) for row in self.ok)
+        return {repeat: value for repeat, value in known if value is not None}
 
 
 @dataclass(slots=True)
@@ -95,6 +103,16 @@ class Group:
         counts = [len(outcome.ok) for outcome in self.outcomes.values() if outcome.ok] or [0]
         return min(counts), max(counts)
 
+    def ratio(self, outcome: Outcome) -> Interval | None:
+        """Throughput over that of the baseline; None where either has none, and of the baseline itself."""
+        ours, base = outcome.samples(THROUGHPUT), self.baseline.samples(THROUGHPUT) if self.baseline else []
+        return ratio_interval(ours, base) if ours and base and outcome is not self.baseline else None
+
+    def noisy(self, outcome: Outcome) -> bool:
+        """Whether the measured ratio scatters too much to be compared with others."""
+        ratio = self.ratio(outcome) if self.head.evidence == "measured" else None
+        return ratio is not None and ratio.high - ratio.low > SCATTER * ratio.median
+
     def shares(self, column: str, scale: float = 1.0) -> dict[str, Share]:
         """What each component contributes to a column, times ``scale``; empty where a combination has no value."""
         middles = {outcome.variant: outcome.middle(column) for outcome in self.outcomes.values()}
@@ -121,6 +139,36 @@ class CpuGroup(Group):
     """Runs of one model and batch on a CPU, by the way in which it is run; ratios refer to the plain loop."""
 
     REFERENCE: ClassVar[str] = LOOP
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether each repeat of all ways began before the next one of any: values of a repeat are neighbours in time.
+
+        So it is where they took turns; not in older tables, in which one way was run after the other.
+        """
+        began: dict[int, list[str]] = {}
+        for row in (row for outcome in self.outcomes.values() for row in outcome.ok):
+            began.setdefault(row.repeat or 0, []).append(row.started_utc)
+        rounds = [began[repeat] for repeat in sorted(began)]
+        return all("" not in times for times in rounds) and all(
+            max(before) <= min(after) for before, after in pairwise(rounds)
+        )
+
+    def ratios(self, outcome: Outcome) -> list[float]:
+        """The throughput of each repeat over that of the plain loop: of the same repeat where they took turns."""
+        middle = self.baseline.middle(THROUGHPUT) if self.baseline else None
+        if self.baseline is None or middle is None:
+            return []
+        if self.in_turns:
+            return paired_ratios(outcome.by_repeat(), self.baseline.by_repeat())
+        return [value / middle for value in outcome.samples(THROUGHPUT)]
+
+    def ratio(self, outcome: Outcome) -> Interval | None:
+        """Throughput over that of the plain loop; the median of :meth:`ratios` where they took turns."""
+        if outcome is self.baseline or not self.in_turns:
+            return Group.ratio(self, outcome)
+        ratios = self.ratios(outcome)
+        return median_interval(ratios) if ratios else None
 
     def ordered(self) -> list[Outcome]:
         """The loops, the paper's executor and its other variants, then the schedules."""
@@ -201,7 +249,7 @@ def groups_beside(group: Group, groups: Iterable[Group]) -> list[Group]:
     kind, found = group.head.evidence, list(groups)
     if kind not in ("simulated", "emulated"):
         return []
-    same = [name for name in _SETTING if name not in ("evidence", "transfer", "flavour")]
+    same = [name for name in _SETTING if name not in _UNSAID]
     others = [other for other in found if all(getattr(other.head, name) == getattr(group.head, name) for name in same)]
     beside = [other for other in others if other.head.evidence == "published"][:1]
     return beside + ([other for other in others if _is_twin(other.head, group.head)] if kind == "emulated" else [])
@@ -225,5 +273,6 @@ def _printed_setting(row: Row) -> tuple[object, ...]:
 
 
 def _is_twin(simulated: Row, emulated: Row) -> bool:
-    known = simulated.evidence, simulated.flavour, simulated.transfer, simulated.profile
-    return known == ("simulated", "current", emulated.transfer, emulated.profile)
+    alike = ("transfer", "profile", "steps_overlap", "precision", "optimizer")
+    known = simulated.evidence, simulated.flavour, *(getattr(simulated, name) for name in alike)
+    return known == ("simulated", "current", *(getattr(emulated, name) for name in alike))

@@ -105,6 +105,9 @@ class Row(Record):
     run_as: str = ""
     autograd: str = ""
     sweep_kind: str = ""
+    steps_overlap: bool | None = None
+    precision: str = ""
+    optimizer: str = ""
 
     def __post_init__(self) -> None:
         if self.evidence not in EVIDENCE:

@@ -5,7 +5,8 @@ written as in a Frictionless table schema:
 
     {"name": "chunks", "type": "integer", "description": "...", "unit": "...", "constraints": {"minimum": 1}}
 
-A name alone stands for the field that the first table above declares under that name.
+A column that is ``added`` may be missing in older tables. A name alone stands for the field that the first table
+above declares under that name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,6 +89,16 @@ class Table:
         """Names of the columns: the header."""
         return tuple(self.fields)
 
+    @property
+    def headers(self) -> tuple[tuple[str, ...], ...]:
+        """The header, and those of tables from before columns were added at the end, the oldest one last."""
+        added = sum(bool(field.get("added")) for field in self.fields.values())
+        return tuple(self.columns[: len(self.columns) - k] for k in range(added + 1))
+
+    def of(self, header: Sequence[str]) -> Table:
+        """This kind of table with some of its columns only."""
+        return replace(self, fields={name: self.fields[name] for name in header})
+
     def problems(self, record: Mapping[str, Any]) -> Iterator[str]:
         """What is wrong with a line as plain data; a column may be missing where nothing has to be known."""
         for name in record.keys() - self.fields.keys():
@@ -152,8 +163,8 @@ def table_of(header: Sequence[str], path: Path) -> Table:
         ConfigError: no kind has these columns; names the nearest one and where the two differ.
     """
     for table in TABLES.values():
-        if table.columns == tuple(header):
-            return table
+        if tuple(header) in table.headers:
+            return table.of(header)
     near = max(TABLES.values(), key=lambda table: difflib.SequenceMatcher(None, table.columns, tuple(header)).ratio())
     missing = [name for name in near.columns if name not in header]
     extra = [name for name in header if name not in near.columns]

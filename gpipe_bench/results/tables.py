@@ -251,7 +251,7 @@ def _header_problems(
     problems = [
         f"columns of {path} must include {name!r}, got none of that name; {nearest(name, names)}" for name in lost
     ]
-    other = next((table.name for table in TABLES.values() if table.columns == tuple(names)), "")
+    other = next((table.name for table in TABLES.values() if tuple(names) in table.headers), "")
     if lost and (other or len(lost) > _MANY_COLUMNS):
         found = f"those of a table of {other}" if other else "none of them"
         return [f"columns of {path} must include {', '.join(lost)}, got {found}; name another table"]

@@ -29,7 +29,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.breakdown import Interval
 from gpipe_bench.results.timeline import COPY_KINDS, KINDS, TimelineEvent
 from gpipe_bench.schedules import Action, Schedule
-from gpipe_bench.schedules.actions import needs
+from gpipe_bench.schedules.actions import in_pairs, needs
 
 _LETTERS: Final = {"forward": "F", "recompute": "R", "backward": "B", "backward_inputs": "I", "backward_weights": "W"}
 _KINDS: Final = {letter: kind for kind, letter in _LETTERS.items()}
@@ -49,13 +49,16 @@ class Step:
         devices: their names.
         events: of the step; ``partition`` is the pipeline's, ``device`` one of :attr:`devices`.
         on_host: whether the ranges are the host's, not those of a GPU.
-        pairs: forward passes that overlap the backward pass after them.
+        pairs: forward passes that share a range with the backward pass after them.
+        overlap: of :func:`gpipe_bench.schedules.timing`. PyTorch sends the results of a pair when both have ended, so
+            a pair is one action in its traces; it is two in ours.
     """
 
     devices: tuple[str, ...]
     events: tuple[TimelineEvent, ...]
     on_host: bool = False
     pairs: frozenset[Action] = frozenset()
+    overlap: float | None = None
 
     @property
     def issued(self) -> bool:
@@ -83,19 +86,23 @@ class Step:
         """The order in which the devices took their actions.
 
         A partition whose inputs need no gradients has W without I, but waits for the gradients of its results before W.
-        An I of no duration stands where they had arrived.
+        An I of no duration stands where they had arrived, or after the pair that ran then.
         """
         found = {action_of(event): event for event in self.computations}
         n = 1 + max(action.j for action in found)
-        order = [(event.start_us, event.end_us, event.device, action) for action, event in found.items()]
+        order: list[tuple[float, float, str, tuple[Action, ...]]] = []
+        for name in self.devices:
+            units = in_pairs((action for action, event in found.items() if event.device == name), self.pairs)
+            order += [(found[unit[0]].start_us, found[unit[-1]].end_us, name, unit) for unit in units]
         for action, event in found.items():
             inputs = Action("I", action.i, action.j)
             if action.kind == "W" and inputs not in found:
                 ends = [found[one].end_us for one in chain.from_iterable(needs(inputs, n)) if one in found]
                 time = min(max(ends), event.start_us)
-                order.append((time, time, event.device, inputs))
+                order.append((time, time, event.device, (inputs,)))
         order.sort()
-        return Schedule.of(([one[3] for one in order if one[2] == name] for name in self.devices), self.pairs)
+        rows = (chain.from_iterable(one[3] for one in order if one[2] == name) for name in self.devices)
+        return Schedule.of(rows, self.pairs)
 
 
 def action_of(event: TimelineEvent) -> Action:
@@ -288,7 +295,8 @@ def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
     _check_clocks(times, results, n)
     events = [_event(_KINDS[action.kind], action.i, action.j, *time) for action, time in times.items()]
     pairs = frozenset(one.actions[0] for one in passes if len(one.actions) > 1)
-    return _step([*events, *copies], homes, on_host=any(trace.on_host for trace in traces), pairs=pairs)
+    on_host = any(trace.on_host for trace in traces)
+    return _step([*events, *copies], homes, on_host=on_host, pairs=pairs, overlap=1.0)
 
 
 def _checked_ranks(traces: Sequence[_Trace]) -> list[int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
 
 KINDS: Final = ("F", "R", "B", "I", "W")
@@ -121,8 +121,8 @@ def with_recomputation(schedule: Schedule, microbatches: int) -> Schedule:
     """The schedule with R right before each B or I of the leading micro-batches; one that is there already stays.
 
     R needs nothing from another partition, so the recomputation overlaps the transfer of the gradient (Kim et al.,
-    torchgpipe, arXiv 2004.09910, section 3.2.1, which calls it early recomputation). It parts the two of a pair, so
-    the result has no pairs.
+    torchgpipe, arXiv 2004.09910, section 3.2.1, which calls it early recomputation). Where it parts the two of a pair,
+    they are none in the result.
 
     Args:
         schedule: any schedule.
@@ -138,4 +138,5 @@ def with_recomputation(schedule: Schedule, microbatches: int) -> Schedule:
             if action.kind in "BI" and action.i < microbatches and recompute not in there:
                 rows[-1].append(recompute)
             rows[-1].append(action)
-    return Schedule(tuple(map(tuple, rows)))
+    kept = (one for row in rows for one, following in pairwise(row) if one in schedule.pairs and following.kind != "R")
+    return Schedule.of(rows, kept)

@@ -93,8 +93,8 @@ def timing(
         transfer: from the end of an action until another device has its result: one time for all pairs of devices, or
             ``transfer[source][target]``. Transfers keep no device busy and do not delay each other.
         overlap: what a pair takes over what its two actions take one after the other. A pair is one action then: it
-            starts when the inputs of both are there, and has both results at its end. None: the two are actions of
-            their own, as in our runtime, and in PyTorch's where no function for pairs is registered.
+            starts when the inputs of both are there, and has both results at its end. PyTorch's runtime takes 1
+            where no function for pairs is registered. None: the two are actions of their own, as in our runtime.
 
     Raises:
         ScheduleError: the devices wait for each other, some time is no finite number from 0, or there is not one entry

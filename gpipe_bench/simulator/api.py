@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
+from gpipe_bench.models.measured import assumptions, have_memory
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.arguments import ScheduleLike, SimulationRequest
@@ -39,7 +40,7 @@ from gpipe_bench.simulator.clock.simulation import (
 )
 from gpipe_bench.simulator.hardware.networks import NETWORK, machine_of
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Link, Profile, load_profile
-from gpipe_bench.simulator.workloads.build import Model, build_workload, microbatch_sizes
+from gpipe_bench.simulator.workloads.build import AnyModel, Model, build_workload, layers_of, microbatch_sizes
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.util.collection import no_collection
 
@@ -50,7 +51,7 @@ __all__ = ["DeviceUse", "Model", "Shortage", "Simulation", "simulate"]
 
 
 def simulate(
-    model: nn.Sequential | Model,
+    model: AnyModel,
     *,
     balance: Sequence[int],
     batch_size: int,
@@ -73,15 +74,18 @@ def simulate(
     launch_us: float | None = None,
     flavour: str = "current",
     steps: int | None = None,
+    steps_overlap: bool = True,
     memory: bool = True,
     cache: str | Path | None = None,
 ) -> Simulation:
     """Simulate the training of a pipeline; if a device has too little memory, say how much it needs.
 
     Args:
-        model: a model of the suite, or an ``nn.Sequential`` on any device (``meta`` takes no memory), left as it is.
+        model: a model of the suite, or an ``nn.Sequential`` on any device (``meta`` takes no memory), left as it is; or
+            measured layers, such as those of :func:`read_layers`, whose passes take what was measured. The profile then
+            says what transfers and the optimizer take.
         balance: layers per partition.
-        batch_size: samples of a mini-batch.
+        batch_size: samples of a mini-batch. Measured layers: ``chunks`` times those of the micro-batch measured.
         chunks: micro-batches of a mini-batch; a small one may give fewer.
         checkpoint: which micro-batches are recomputed: ``always``, ``except_last`` or ``never``.
         components: which components of the engine are on; default: all.
@@ -97,12 +101,15 @@ def simulate(
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
-        precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves.
+        precision: ``float32`` leaves the model's types; ``float16``, ``bfloat16``: halves. Of measured layers it is the
+            type of the parameters.
         tf32: whether float32 is rounded to TF32; None: in convolutions only, as PyTorch does it.
         launch_us: host time of an operation, microseconds; None: the profile's.
         flavour: autograd engine: ``current``, or ``published``, that of the published runs.
-        steps: training steps; all but the first count. 1: a step between idle devices. None: 2, more if threads race.
-        memory: whether to simulate the allocators.
+        steps: training steps; all but the first count. None: 2, more if threads race.
+        steps_overlap: whether a step starts on a device while others still run the step before. False: a step ends on
+            all devices, as in loops that clip gradients or read the loss; so does a single step.
+        memory: whether to simulate the allocators. Measured layers without any size of theirs have no memory.
         cache: folder of stored traces; default: the user's cache folder.
 
     Raises:
@@ -115,10 +122,12 @@ def simulate(
 def _answer(request: SimulationRequest) -> Simulation:
     request.check()
     model, balance, schedule, hardware = request.model, request.balance, request.schedule, request.hardware
+    layers = layers_of(model)
     _check_module(model)
     settings = Settings(
         components=request.components, checkpoint=request.checkpoint, flavour=request.flavour,
-        transfer=request.transfer, memory=request.memory, devices=tuple(request.devices),
+        transfer=request.transfer, memory=request.memory and (not layers or have_memory(layers)),
+        devices=tuple(request.devices),
     )  # fmt: skip
     split = False
     if schedule is not None:
@@ -132,7 +141,7 @@ def _answer(request: SimulationRequest) -> Simulation:
         model, balance=balance, batch_size=request.batch_size, chunks=request.chunks, sample=request.sample,
         loss=request.loss, target=request.target, optimizer=request.optimizer, masters=request.masters,
         precision=request.precision, profile=hardware, cache=Path(request.cache) if request.cache else None,
-        leaves=schedule is None, split=split,
+        scheduled=schedule is not None, split=split, published=request.flavour == "published",
     )  # fmt: skip
     steps = request.steps or enough_steps(settings, workload.m * workload.n)
     facts = _model_facts(model) | pipeline_facts(
@@ -146,11 +155,28 @@ def _answer(request: SimulationRequest) -> Simulation:
         chunks=request.chunks,
         batch_size=request.batch_size,
         device_count=len(set(settings.devices)) or len(balance),
+        optimizer=request.optimizer or "none",
     )
     facts["hosts"] = request.hosts
+    facts |= {"steps_overlap": request.steps_overlap and steps > 1, "precision": request.precision}
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
-    return _simulated(workload, machine, replace(settings, steps=steps), facts)
+    found = _simulated(workload, machine, replace(settings, steps=steps), facts)
+    later = None
+    if request.steps is None and settings.memory and found.status == "ok" and not settings.races:
+        later = _later_gib(workload, machine, replace(settings, steps=2 * steps), found.peak_reserved_gib or 0)
+    assumed = assumptions(layers, split=split, several=len(balance) > 1)
+    return replace(found, guessed_launch_us=request.guessed_launch_us, later_reserved_gib=later, assumptions=assumed)
+
+
+@no_collection()
+def _later_gib(workload: Workload, machine: HardwareMachine, settings: Settings, before: float) -> float | None:
+    """The peak of reserved memory after more steps, if it is larger than ``before``."""
+    try:
+        after = summed_gib(run(workload, machine, settings).peak_reserved_bytes) or 0
+    except OutOfMemory as error:
+        after = max(before, (error.reserved + error.needed) / GIB)
+    return after if after > before else None
 
 
 def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tuple[Settings, bool]:
@@ -169,9 +195,9 @@ def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tu
     return replace(settings, schedule=given, devices=settings.devices or chosen.placement), chosen.splits
 
 
-def _check_module(model: nn.Sequential | Model) -> None:
+def _check_module(model: AnyModel) -> None:
     """Refuse a module that the engine refuses."""
-    if isinstance(model, Model):
+    if isinstance(model, Model | Sequence):
         return
     from gpipe_bench.engine.sequential import check_outermost, check_sharing
 
@@ -182,9 +208,9 @@ def _check_module(model: nn.Sequential | Model) -> None:
         raise ConfigError([str(error)]) from error
 
 
-def _model_facts(model: nn.Sequential | Model) -> dict[str, str]:
+def _model_facts(model: AnyModel) -> dict[str, str]:
     if not isinstance(model, Model):
-        return {"model": type(model).__name__}
+        return {"model": "layers" if isinstance(model, Sequence) else type(model).__name__}
     from gpipe_bench.models.table import check_arguments, format_arguments
 
     return {"model": model.name, "model_args": format_arguments(check_arguments(model.name, model.arguments))}
@@ -197,6 +223,10 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
         done = run(workload, machine, settings)
     except OutOfMemory as error:
         return _out_of_memory(workload, machine, settings, facts, error)
+    if not facts["steps_overlap"]:
+        # Between steps all devices are idle, so that a single step takes what each one does; memory is that of all.
+        memory, settings = done.memory, replace(settings, steps=1, memory=False)
+        done = replace(run(workload, machine, settings), memory=memory)
     if not done.step_ns:
         raise ConfigError(["model must have something to compute, got a step without kernels; simulate more layers"])
     return Simulation(
@@ -215,7 +245,7 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
 
 
 def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Tensor]) -> int:
-    """Launches of a training step on one device, with an optimizer without state."""
+    """Operations of a training step on one device that take the host a launch, with an optimizer without state."""
     work: dict[str, Any] = {"balance": [len(module)], "batch_size": len(sample), "sample": sample, "loss": loss}
     threads, others = _sums(build_workload(module, profile=load_profile("h100"), **work), Settings(), "launches")
     return sum(threads.values()) + others
@@ -224,7 +254,7 @@ def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Ten
 def _host_ns(workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
     """Host time of a step: its passes, then loss and update."""
     threads, others = _sums(workload, settings, "launches")
-    return machine.host_ns(threads) + machine.launch_ns * others
+    return machine.host_ns(threads) + machine.launch_ns * others + sum(each.host_ns for each in workload.optimizer)
 
 
 def _kernel_ns(workload: Workload, settings: Settings) -> int:
@@ -242,7 +272,12 @@ def _sums(workload: Workload, settings: Settings, what: str) -> tuple[Counter[in
         kernels = [each for work in works for each in (work.forward, work.backward)]
         kernels += [work.recompute for work in works[:recomputed] if work.learns]
         found[device] += sum(getattr(each, what) for each in kernels)
-    return found, sum(getattr(each, what) for each in (workload.loss, *workload.optimizer))
+        if what == "duration_ns" and settings.flavour != "published":
+            # The first gradients of a step are not added to any.
+            found[device] -= works[0].backward.adding_ns
+    # With a schedule, each micro-batch has a loss of its own, which takes its share of the time.
+    losses = workload.m if what == "launches" and settings.schedule is not None else 1
+    return found, losses * getattr(workload.loss, what) + sum(getattr(each, what) for each in workload.optimizer)
 
 
 def _out_of_memory(

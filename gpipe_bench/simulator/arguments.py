@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.measured import is_layers
 from gpipe_bench.schedules import SCHEDULES, Schedule
 from gpipe_bench.simulator.hardware.profile import MOST_LAUNCH_US, Link, Profile, load_profile
-from gpipe_bench.simulator.workloads.build import Model
+from gpipe_bench.simulator.workloads.build import AnyModel, Model
 from gpipe_bench.util.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
 """A name, a schedule, or a list of ``(kind, i, j)`` for each device."""
@@ -30,11 +31,12 @@ _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "precision": PRECISIONS,
 }
 _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
-    "model": (Model, "an nn.Sequential or a gpipe_bench.simulator.Model; list its layers in one"),
+    "model": (Model, "an nn.Sequential, a Model or MeasuredLayers of gpipe_bench.simulator; list its layers in one"),
     "components": (Components, "a gpipe_bench.Components; write Components(portals=False)"),
     "profile": (str | Path | Profile, "a name, a path or a Profile; use 'p40'"),
     "network": (str | Link, "a name or a Link; use 'ndr400'"),
     "memory": (bool, "True or False; pass a bool"),
+    "steps_overlap": (bool, "True or False; pass a bool"),
     "masters": (bool, "True or False; pass a bool"),
     "tf32": (bool | None, "True, False or None; pass a bool"),
     "loss": (Callable | None, "a function of output and target, or None; pass a function"),
@@ -46,7 +48,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
 class TrainingRequest:
     """What simulation and emulation train, and how; see :func:`gpipe_bench.simulator.simulate`."""
 
-    model: nn.Sequential | Model
+    model: AnyModel
     balance: Sequence[int]
     batch_size: int
     chunks: int
@@ -63,12 +65,19 @@ class TrainingRequest:
     loss: Callable[..., Tensor] | None
     target: Tensor | None
     steps: int | None
+    steps_overlap: bool
 
     @property
     def hardware(self) -> Profile:
         """The profile itself."""
         known = self.profile if isinstance(self.profile, Profile) else load_profile(self.profile)
         return known.adapted(self.tf32, self.launch_us)
+
+    @property
+    def guessed_launch_us(self) -> float | None:
+        """Host time of a launch in microseconds where nobody measured that of this host; else None."""
+        known = self.hardware
+        return None if self.launch_us is not None or known.has_own_host else known.host_us
 
     def problems(self, *, most_devices: int = 2**16, per_partition: bool = True) -> Iterator[str]:
         """What is wrong about all of these but the schedule.
@@ -111,7 +120,7 @@ class SimulationRequest(TrainingRequest):
 def _types(given: Mapping[str, Any]) -> Iterator[str]:
     for name, (kind, rule) in _TYPES.items():
         value = given.get(name)
-        if name in given and not isinstance(value, kind) and not (name == "model" and _is_sequential(value)):
+        if name in given and not isinstance(value, kind) and not (name == "model" and _is_model(value)):
             wanted, _, advice = rule.partition("; ")
             yield f"{name} must be {wanted}, got {_shown(value)}; {advice}"
 
@@ -159,10 +168,11 @@ def schedule_problems(schedule: object) -> Iterator[str]:
 def _batch(training: TrainingRequest) -> Iterator[str]:
     target: Any = training.target
     sample, loss = training.sample, training.loss
-    if isinstance(training.model, Model):
+    if isinstance(training.model, Model) or is_layers(training.model):
+        why = "a model of the suite, which brings its own" if isinstance(training.model, Model) else "measured layers"
         for name in ("sample", "loss", "target"):
             if getattr(training, name) is not None:
-                yield f"{name} must be None with a model of the suite, which brings its own; leave it out"
+                yield f"{name} must be None with {why}; leave it out"
         return
     yield from _sample(sample)
     if (loss is None) != (target is None):
@@ -186,8 +196,8 @@ def _sample(sample: object) -> Iterator[str]:
         yield f"sample must be tensors of one batch size, got {sizes}; make their first dimensions equal"
 
 
-def _is_sequential(value: object) -> bool:
-    return _is_of_torch(value, "nn.Sequential")
+def _is_model(value: object) -> bool:
+    return _is_of_torch(value, "nn.Sequential") or is_layers(value)
 
 
 def _is_tensor(value: object) -> bool:

@@ -35,6 +35,8 @@ FITTED: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul")
 # Where a fit starts, so that a fit of its own result gives the same numbers.
 _START: Final = (0.8, 0.4, 0.4)
 _DIGITS: Final = 3
+# The profile that the rows tell.
+_FITTED: Final = "p40"
 # Farther from 1 than any share; a step of the fit that goes beyond would overflow.
 _FARTHEST: Final = 50.0
 
@@ -155,8 +157,9 @@ def _problem(error: Any, shares: Mapping[str, float | None], name: str) -> str:
 
 
 def fit_rows(cache: Path | None = None) -> list[Observation]:
-    """The published rows that constants are fitted to; ``cache``: folder of stored traces."""
-    rows = sorted((row for row in published_settings() if row.role == "fitted"), key=lambda row: row.partitions)
+    """The published rows that shares of the P40 are fitted to; ``cache``: folder of stored traces."""
+    fitted = [row for row in published_settings() if (row.role, row.profile) == ("fitted", _FITTED)]
+    rows = sorted(fitted, key=lambda row: row.partitions)
     return [observe(row, published_value(row, "throughput_samples_per_s"), cache) for row in rows]
 
 
@@ -194,14 +197,14 @@ def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None
     if loss is not None:
         kernels.update((*loss.kernels("forward"), *loss.kernels("backward")))
     dtypes = {parameter.dtype for facts in source.facts for parameter in facts.parameters}
-    kernels.update(optimizer_kernels(trace_optimizer(row.optimizer, dtypes, cache), source.facts))
+    kernels.update(optimizer_kernels(trace_optimizer(row.optimizer, dtypes, cache, published=True), source.facts))
     return kernels
 
 
 def main() -> None:
     """Print the fit of the P40; ends with status 2 where it gives shares that profiles refuse."""
     try:
-        result = calibrate(fit_rows(), load_profile("p40"))
+        result = calibrate(fit_rows(), load_profile(_FITTED))
     except GpipeBenchError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -11,7 +11,6 @@ import importlib.util
 import math
 import multiprocessing
 import os
-import random
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpipe_bench.bench.running.turns import take_turns
 from studies.peers import child
 from studies.peers.cases import PeerCase
 from studies.peers.contenders import REFERENCE, Contender
@@ -240,17 +241,19 @@ def race_case(case: PeerCase, contenders: Sequence[Contender], enter: Enter) -> 
             with _out_if_it_fails(outcome):
                 entrant = going[outcome.contender.name] = enter(outcome.contender, outcome.case)
                 outcome.version = entrant.version
-        order = random.Random(case.seed)  # noqa: S311 - an order, no secret
-        for number in range(case.rounds):
-            turns = sorted((one for one in outcomes if one.status == "ok"), key=lambda one: one.contender.name)
-            for position, outcome in enumerate(order.sample(turns, len(turns))):
-                with _out_if_it_fails(outcome):
-                    outcome.visits.append(_visit(going[outcome.contender.name], case, number, position))
+        for number, position, outcome in take_turns(partial(_going, outcomes), case.seed, case.rounds):
+            with _out_if_it_fails(outcome):
+                outcome.visits.append(_visit(going[outcome.contender.name], case, number, position))
     finally:
         for entrant in going.values():
             entrant.close()
     _compare_gradients([outcome for outcome in outcomes if outcome.status == "ok"], enter)
     return outcomes
+
+
+def _going(outcomes: Sequence[ContenderTimes]) -> list[ContenderTimes]:
+    """Who takes part in the next round, in an order that does not depend on the question."""
+    return sorted((one for one in outcomes if one.status == "ok"), key=lambda one: one.contender.name)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpipe_bench.components import Components
 from gpipe_bench.results.configurations import configurations_beside, digest
-from gpipe_bench.results.intervals import Interval, median_interval
+from gpipe_bench.results.intervals import Interval, median_interval, paired_ratios
 from gpipe_bench.results.peer_rows import STEP_COLUMNS, PeerRow
 from gpipe_bench.results.tables import companion_path, csv_text
 from gpipe_bench.util.files import write_files
@@ -75,9 +75,9 @@ def round_ratios(
     """Step time over the baseline's, round by round; ``inverse``: the other way round."""
     if outcome is None or baseline is None or outcome.status != "ok" or baseline.status != "ok":
         return None
-    base = _round_medians(baseline)
-    ratios = [seconds / base[number] for number, seconds in _round_medians(outcome).items() if number in base]
-    return median_interval([1 / ratio for ratio in ratios] if inverse else ratios) if ratios else None
+    ours, base = _round_medians(outcome), _round_medians(baseline)
+    ratios = paired_ratios(base, ours) if inverse else paired_ratios(ours, base)
+    return median_interval(ratios) if ratios else None
 
 
 def _round_medians(outcome: ContenderTimes) -> dict[int, float]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.balance import balance_by_time, by_time, layer_times, layers
-from gpipe_bench.errors import BalanceError
+from gpipe_bench.balance import balance_by_time, by_time, layer_times, layers, measure_layers
+from gpipe_bench.errors import BalanceError, UnsupportedError
 from gpipe_bench.skip import Skippable, pop, skippable, stash
 
 
@@ -198,6 +198,55 @@ def test_bursts_of_other_work_do_not_decide() -> None:
             return super().forward(x)
 
     assert layer_times(nn.Sequential(Disturbed(1), Work(2)), sample(), timeout=2000) == [3, 6]
+
+
+class Weighted(Work):
+    """Takes ``weights`` more for the gradient of its weight."""
+
+    def __init__(self, seconds: float, weights: float) -> None:
+        super().__init__(seconds)
+        self.weight, self.weights = nn.Parameter(torch.zeros(1)), weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch: Tensor = _Work.apply(self.weight, self.weights / 2)  # type: ignore[no-untyped-call]  # likewise
+        return super().forward(x) + branch
+
+
+def times_ms(*modules: nn.Module, x: Tensor, **options: float) -> list[tuple[float, float, float | None]]:
+    measured = measure_layers(nn.Sequential(*modules), x, **options)
+    return [(layer.forward_ms, layer.backward_ms, layer.backward_weights_ms) for layer in measured]
+
+
+@pytest.mark.usefixtures("_own_nodes_take_time")
+def test_the_part_of_the_weights_is_what_a_pass_for_the_inputs_alone_does_not_take() -> None:
+    modules = Weighted(1, 5), Work(4), Weighted(3, 0)
+
+    assert times_ms(*modules, x=sample(), timeout=0) == [(1000, 7000, 5000), (4000, 8000, 0), (3000, 6000, 0)]
+
+
+def test_where_inputs_need_no_gradient_all_of_the_backward_pass_is_for_weights() -> None:
+    modules = Work(2), Weighted(1, 5), Weighted(1, 5)
+
+    expected = [(2000, 0, 0), (1000, 5000, 5000), (1000, 7000, 5000)]
+    assert times_ms(*modules, x=torch.zeros(1), timeout=300) == expected
+
+
+def test_skips_are_refused_before_anything_is_timed() -> None:
+    @skippable(stash=["skip"])
+    class Enter(Work, Skippable):
+        def forward(self, x: Tensor) -> Any:
+            yield stash("skip", x)
+            return super().forward(x)
+
+    @skippable(pop=["skip"])
+    class Leave(Work, Skippable):
+        def forward(self, x: Tensor) -> Any:
+            skip = yield pop("skip")
+            return skip + super().forward(x)
+
+    with pytest.raises(UnsupportedError, match=r"without skips .*, got one in layer 1; simulate the module itself"):
+        measure_layers(nn.Sequential(Work(1), Enter(2), Leave(4)), sample(), timeout=1000)
+    assert len(clock.runs) < 10
 
 
 def test_partitions_are_checked_before_anything_runs() -> None:

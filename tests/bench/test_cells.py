@@ -236,15 +236,21 @@ def test_a_chosen_transfer_is_kept():
 
 
 def test_experiments_that_ask_for_one_cell_share_its_path():
-    network = {"model_args": "depth=4;B=1;C=16;size=64", "batch_size": 8, "chunks": 4}
-    same = {**network, "partitions": 2, "balance": "25-28", "steps": 5, "schedules": []}
-    config = parse_config({"ablation": {"cpu": same}, "sweep": {"measured": {"cpu": {"balances": ["53", "25-28"]}}}})
-    ablation, sweep = (config.runs(name, CPU) for name in ("ablation", "sweep_measured"))
+    same = {"partitions": 1, "balance": "241", "chunks": 4, "variants": "published"}
+    config = parse_config({"ablation": {"cuda": same}})
+    ablation, sweep = (config.runs(name, Machine("cuda", 1)) for name in ("ablation", "sweep_measured"))
     shared = {run.path for run in ablation} & {run.path for run in sweep}
-    assert {path.name.partition("-b8-")[0] for path in shared} == {
-        "measured-unet-dep-x-ptl-n1-m1",
-        "measured-unet-dep-x-ptl-n1-m4",
-    }
+    assert [path.name.partition("-b128-")[0] for path in shared] == ["measured-unet-dep-str-ptl-n1-m4"]
+
+
+def test_cells_that_take_turns_share_a_path_that_changes_with_any_of_them():
+    config = parse_config({"ablation": {"cpu": {"partitions": 2}}})
+    (path,) = {run.path for run in config.runs("ablation", CPU)}
+    assert re.fullmatch(CELL_PATTERN, path.stem)
+    others = [{"partitions": 3}, {"schedules": ["1f1b"]}, {"seed": 1}, {"steps": 6}, {"variants": "published"}]
+    changed = [parse_config({"ablation": {"cpu": {"partitions": 2, **other}}}) for other in others]
+    assert len({path, *(run.path for one in changed for run in one.runs("ablation", CPU))}) == 1 + len(others)
+    assert not {run.turns for run in config.runs("sweep_measured", CPU)} - {""}
 
 
 def test_an_unknown_experiment_gets_the_nearest_name():

@@ -16,7 +16,8 @@ from gpipe_bench.cli import application
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure import queued
 from gpipe_bench.measure.cases import CASES, Bench, Case
-from gpipe_bench.simulator.api import Model, simulate
+from gpipe_bench.measure.host_rates import TINY, loss
+from gpipe_bench.simulator.api import Model, simulate, step_launches
 from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant
 from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile
 
@@ -45,7 +46,7 @@ def test_it_is_a_profile_that_simulates(measured, tmp_path):
 def test_every_constant_says_how_it_was_had(measured):
     kernels = measured.profile.kernels
     assert set(kernels) == set(CONSTANTS)
-    assert {kernels[name].origin for name in ("launch_us", "lock", "memory")} == {"measured"}
+    assert {kernels[name].origin for name in ("launch_us", "parameter_us", "lock", "memory")} == {"measured"}
     assert all((constant.spread is None) == (constant.origin != "measured") for constant in kernels.values())
     assert measured.profile.sources["kernels"].startswith("measured on ")
 
@@ -72,6 +73,7 @@ def failing(*_):
 def quick(monkeypatch, **parts):
     """A device whose measurements take no time; only the case of the bandwidth runs."""
     quickly = {"device_seconds": lambda *_: [0.1] * REPEATS, "step_seconds": lambda *_: [0.1] * REPEATS}
+    quickly |= {"update_seconds": lambda *_: [1e-5] * REPEATS}
     quickly |= {"thread_slowdowns": lambda *_: [1.0] * REPEATS, "link_rate": lambda *_: (1.0, 1.0)}
     for name, part in (quickly | parts).items():
         monkeypatch.setattr(device_profile, name, part)
@@ -92,6 +94,30 @@ def test_constants_of_the_host_that_cannot_be_measured_are_assumed_and_named(mon
     assert found.failures == dict.fromkeys(("launch_us", "lock"), "CUDA error: not here")
     assert found.profile.kernels["launch_us"].origin == "assumed"
     assert "lock" not in found.profile.kernels
+
+
+def test_a_launch_takes_what_updates_leave_of_tiny_steps(monkeypatch):
+    """From such steps the constants of the host that took them come back."""
+    launch_us, parameter_us = 12, 7
+
+    def step_seconds(name, *_):
+        make, shape = TINY[name]
+        with torch.device("meta"):
+            net, data = make(), torch.empty(shape)
+        parameters = len([*net.parameters()])
+        return [(step_launches(net, data, loss) * launch_us + parameters * parameter_us) / 1e6] * REPEATS
+
+    found = quick(monkeypatch, step_seconds=step_seconds, update_seconds=lambda *_: [parameter_us / 1e6] * REPEATS)
+    kernels = found.profile.kernels
+    assert (kernels["launch_us"].value, kernels["parameter_us"].value) == (launch_us, parameter_us)
+    assert {kernels[name].origin for name in ("launch_us", "parameter_us")} == {"measured"}
+
+
+@pytest.mark.parametrize("failing_one", ["step_seconds", "update_seconds"])
+def test_neither_is_measured_without_the_other(monkeypatch, failing_one):
+    found = quick(monkeypatch, **{failing_one: failing})
+    assert found.failures == {"launch_us": "CUDA error: not here"}
+    assert {found.profile.kernels[name].origin for name in ("launch_us", "parameter_us")} == {"assumed"}
 
 
 @pytest.mark.parametrize("hidden", [(), ("memory",)])

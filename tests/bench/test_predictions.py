@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -16,10 +17,16 @@ from gpipe_bench.bench.running.simulated import simulated_step
 from gpipe_bench.cli import main
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.table import model_spec, parse_arguments
 from gpipe_bench.results.configurations import digest
 from gpipe_bench.results.rows import Row
 from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.published.settings import published_cells, published_settings
+from gpipe_bench.simulator.published.settings import (
+    published_cells,
+    published_settings,
+    published_tables,
+    published_value,
+)
 from tests.bench.cells_of import ok_result
 
 TABLES = tuple(dict.fromkeys(row.table for row in published_settings()))
@@ -59,7 +66,7 @@ def test_every_published_cell_of_a_row_with_settings_has_one_row(instant):
         ]
     found = Counter((one.setting.table, one.setting.experiment, one.metric) for one in predictions(TABLES))
     assert found == Counter(cells)
-    assert len(cells) == 66
+    assert len(cells) == 146
 
 
 def test_cells_that_were_held_out_are_in_no_other_mean():
@@ -70,7 +77,53 @@ def test_cells_that_were_held_out_are_in_no_other_mean():
 
 def test_no_metric_of_throughput_utilisation_or_memory_is_left_out():
     printed = {metric for row in published_settings() for metric in published_cells(row)}
-    assert printed - {*METRICS} == {"speedup", "parameters"}
+    assert printed - {*METRICS} == {"speedup", "parameters", "span_bubble_fraction"}
+
+
+def test_partitions_of_zero_bubble_fill_the_devices_that_it_says():
+    values = published_tables()[0]
+    devices = values[values["table"] == "zero-bubble"].set_index("experiment")["partitions"].to_dict()
+    own = [row for row in published_settings() if row.table == "zero-bubble"]
+    assert len(own) == 39
+    for row in own:
+        cell = published_cell(row, row.batch_size)
+        assert cell.schedule_devices == devices[row.experiment]
+        assert sum(row.layers) == model_spec(row.model).layers(parse_arguments(row.model, row.model_args))
+
+
+def test_zero_bubble_is_predicted_from_the_law_alone(traces):
+    for experiment in ("14.6B-m48-1f1b", "14.6B-m48-zb_1p", "14.6B-m48-zb_2p"):
+        own, metric = setting("zero-bubble", experiment), "throughput_samples_per_s_per_device"
+        row = simulate_published(own, {}, traces).row
+        assert METRICS[metric](own, row, None) == pytest.approx(published_value(own, metric), rel=0.03)
+
+
+def test_rows_of_llm_foundry_are_the_models_and_batches_that_were_printed():
+    sizes = {"350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16), "3b": (32, 2560, 20)}
+    values = published_tables()[0].set_index(["table", "experiment"])
+    own = [row for row in published_settings() if row.table.startswith("llm-foundry")]
+    assert len(own) == 24 + 17
+    for row in own:
+        model, length = row.experiment.split("-")
+        arguments = parse_arguments(row.model, row.model_args)
+        assert tuple(arguments[name] for name in ("L", "D", "heads")) == sizes[model]
+        assert (arguments["context"], arguments["dropout"]) == (int(length), 0)
+        tokens, *_, microbatch = (
+            int(word) for word in re.findall(r"\d+", values.loc[row.table, row.experiment]["notes"])
+        )
+        assert published_value(row, "throughput_samples_per_s_per_device") == pytest.approx(
+            tokens / int(length), rel=1e-5
+        )
+        assert row.batch_size == row.chunks * microbatch
+        assert sum(row.layers) == model_spec(row.model).layers(arguments)
+
+
+@pytest.mark.parametrize("experiment", ["350m-65536", "760m-8192", "3b-16384"])
+def test_attention_of_models_that_the_fit_did_not_see_takes_its_share_at_any_length(traces, experiment):
+    own, metric = setting("llm-foundry", experiment), "throughput_samples_per_s_per_device"
+    assert own.role == "transferred"
+    row = simulate_published(own, {}, traces).row
+    assert METRICS[metric](own, row, None) == pytest.approx(published_value(own, metric), rel=0.02)
 
 
 def test_what_the_fit_saw_is_fitted_and_all_else_predicted():
@@ -80,6 +133,7 @@ def test_what_the_fit_saw_is_fitted_and_all_else_predicted():
         ("resnet101-speed", "baseline"),
         ("resnet101-speed", "pipeline-1"),
         ("amoebanet-d-speed", "n2m1"),
+        *(("llm-foundry", f"1b-{512 * 2**power}") for power in range(7)),
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpipe_bench.bench.running import measured
 from gpipe_bench.bench.running.ranks import Ranks, launch_command, rank_environment, rank_here
-from gpipe_bench.bench.running.run import run_cell
+from gpipe_bench.bench.running.run import finished, run_cell
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure import rank_clock
@@ -92,7 +92,7 @@ def measure(rank, ahead_ns):
     """The result on a rank whose clock is ahead of that of rank 0."""
     true = time.perf_counter_ns
     rank_clock.perf_counter_ns = recording.perf_counter_ns = lambda: true() + rank * ahead_ns
-    return measured._measured(cell(**TWO), 1, Ranks(rank, 2))
+    return finished(measured._measured(cell(**TWO), 1, Ranks(rank, 2)))
 
 
 @pytest.fixture(scope="module")

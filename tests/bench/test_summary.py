@@ -49,9 +49,15 @@ def test_a_line_has_repeats_medians_intervals_memory_and_shares():
     _, ratio, low, high = ratio_interval([20, 22, 24, 26], [10, 11, 12, 13])
     assert ratio == 2
     assert words == [
-        *("dep-x-x", "4", "23.0", "[20.0,", "26.0]", "2.00", f"[{low:.2f},", f"{high:.2f}]*"),
+        *("dep-x-x", "4", "23.0", "[20.0,", "26.0]", "2.00", f"[{low:.2f},", f"{high:.2f}]*", "noisy"),
         *("128.0", "50%", "25%", "33%", "25%", "0%", "12%", "ok"),
     ]
+
+
+def test_only_a_ratio_with_a_wide_interval_is_noisy():
+    assert "noisy" in line(printed([*BASE[1:3], *FAST]), "dep-x-x")
+    assert "noisy" not in line(printed([*BASE[1:3], *FAST[1:3]]), "dep-x-x")
+    assert "noisy" not in line(printed([*BASE, *FAST]), "baseline")
 
 
 def test_the_baseline_is_its_own_measure():

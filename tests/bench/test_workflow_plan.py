@@ -74,6 +74,25 @@ def test_a_cpu_needs_no_accelerators(plan):
     assert {cell.accelerators for cell in plan.measured.values()} == {0}
 
 
+def test_one_job_measures_all_cells_that_take_turns(plan):
+    own = {run.cell.id for run in plan.runs["ablation"]}
+    (job,) = (job for name, job in plan.timed.items() if name.startswith("turns-"))
+    assert job.only.split(",") == list(dict.fromkeys(run.cell.id for run in plan.runs["ablation"]))
+    assert (job.repeats, job.accelerators, job.hosts) == (3, 0, 1)
+    others = {name: job for name, job in plan.timed.items() if not name.startswith("turns-")}
+    assert {name: [cell.id for cell in job.cells] for name, job in others.items()} == {
+        name: [name] for name in plan.measured if name not in own
+    }
+    assert [path for path in plan.raw["ablation"] if "/raw/" in path] == [str(plan.runs["ablation"][0].path)]
+
+
+def test_a_job_runs_its_cells_as_often_as_the_experiment_that_asks_for_most():
+    asked = {"device": "cpu", "ablation": {"cpu": {"repeats": 4, "variants": "published"}}}
+    plan = make_plan({**asked, "sweep": {"measured": {"cpu": {"repeats": 7}}}}, [])
+    repeats = {name.partition("-")[0]: plan.timed[name].repeats for name in plan.timed if plan.timed[name].repeats > 3}
+    assert repeats == {"turns": 4, "measured": 7}
+
+
 def test_requests_for_advice_are_data_by_name(plan):
     assert set(plan.advice) == {"unet"}
     asked = make_plan({"device": "cpu", "advice": {"mine": {"model": "vit", "devices": 2}}}, []).advice

@@ -129,7 +129,7 @@ def test_a_failed_cell_is_a_result_with_status_0(error, status, tmp_path, capsys
     call("run", *in_file(tmp_path, cell()), "--out", tmp_path / "a.json")
     row = RawResult.read(tmp_path / "a.json").row
     assert (row.status, row.reason) == (status, f"{type(error).__name__}: {error}")
-    assert f"{status}: dep-x-ptl repeat 0: {row.reason}" in capsys.readouterr().err
+    assert f"{status}: paper's executor, dep-x-ptl repeat 0: {row.reason}" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path, capsys, monkeypatch):

@@ -28,6 +28,10 @@ def called(arguments, capsys):
     return caught.value.code or 0, printed.out, printed.err
 
 
+GIVEN = ["file", "times.csv"]
+"""Files that the folder of a case has."""
+
+
 def files(folder):
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
@@ -57,6 +61,22 @@ BAD = {
     ),
     "table that is absent": (("table", "--rows", "{out}/a.csv"), "table must be a readable CSV file, got {out}/a.csv"),
     "configuration that is absent": (("config", "check", "{out}/a.yaml"), "configuration must be a readable file"),
+    "times of layers that are to run": (
+        ("run", "--out", "{out}/a.json", "--model", "{out}/times.csv", "--balance", "1-1", "--batch-size", "8"),
+        "error: model must have layers that run, got their times in {out}/times.csv; name the model, or use simulate",
+    ),
+    "times of layers that are to run in a schedule": (
+        ("schedule", "run", "1f1b", "--devices", "2", "--model", "{out}/times.csv"),
+        "error: model must have layers that run, got their times in {out}/times.csv; name the model, or use simulate",
+    ),
+    "sizes of layers of which times are known": (
+        ("balance", "--partitions", "2", "--by", "size", "--model", "{out}/times.csv"),
+        "error: model must have layers that run, got their times in {out}/times.csv; name the model, or use simulate",
+    ),
+    "advice on times of one size": (
+        ("advise", "--model", "{out}/times.csv"),
+        "error: --model must be a model that micro-batches of any size go through, got the times of one size; use sim",
+    ),
     "profile of an unknown device": (
         ("profile", "--device", "cdua", "--out", "{out}/a.json"),
         "--device must be one of cpu, cuda, got 'cdua'; use 'cuda'",
@@ -67,6 +87,7 @@ BAD = {
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "file").write_text("no raw result")
+    (tmp_path / "times.csv").write_text("forward_ms,backward_ms\n1,2\n1,2\n")
     return tmp_path
 
 
@@ -79,7 +100,7 @@ def test_bad_input_is_one_line(case, folder, capsys):
     assert message.format(out=folder) in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
-    assert files(folder) == ["file"]
+    assert files(folder) == GIVEN
 
 
 def test_all_problems_of_a_cell_have_a_line(folder, capsys):
@@ -109,7 +130,7 @@ def test_an_experiment_with_two_results_of_one_run(folder, capsys):
     status, _, err = called(["collect", "--experiment", "a", "--out", out, *map(str, paths)], capsys)
     assert status == 2
     assert "every run must be given once" in err
-    assert files(folder) == ["1.json", "2.json", "file"]
+    assert files(folder) == ["1.json", "2.json", *GIVEN]
 
 
 @pytest.mark.parametrize("table", ["devices", "steps", "events"])
@@ -120,7 +141,7 @@ def test_a_companion_for_a_table_of_rows_is_refused_in_one_line(folder, capsys, 
     assert status == 2
     assert err.count("\n") == 1
     assert err.endswith(f"got those of a table of {table}; name another table\n")
-    assert files(folder) == ["file"]
+    assert files(folder) == GIVEN
 
 
 def test_a_session_without_a_gpu(folder, capsys, monkeypatch):
@@ -129,7 +150,7 @@ def test_a_session_without_a_gpu(folder, capsys, monkeypatch):
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
     assert err.startswith("error: device cuda must have a GPU")
-    assert files(folder) == ["file"]
+    assert files(folder) == GIVEN
 
 
 def test_a_session_in_a_used_folder(folder, capsys):

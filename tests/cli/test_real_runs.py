@@ -23,7 +23,7 @@ def test_one_cell(tmp_path):
     made, out = cell(variant="x-x-ptl"), tmp_path / "raw" / "a.json"
     done = gpipe_bench("run", *in_file(tmp_path, made), "--repeat", 1, "--out", out)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ok: x-x-ptl repeat 1: ")
+    assert done.stdout.startswith("ok: paper's executor, x-x-ptl repeat 1: ")
     result = RawResult.read(out)
     assert (result.cell, result.row.status, result.row.repeat) == (made.id, "ok", 1)
     assert (len(result.steps), len(result.devices)) == (2, 2)

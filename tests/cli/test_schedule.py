@@ -10,7 +10,8 @@ import pytest
 
 from gpipe_bench.cli import main
 from gpipe_bench.emulator.build import obstacle
-from gpipe_bench.schedules import drawn, named_schedule, read_csv, to_csv
+from gpipe_bench.schedules import SCHEDULES, Durations, drawn, named_schedule, read_csv, timing, to_csv
+from gpipe_bench.schedules.table import partition_count
 
 REASON = obstacle()
 
@@ -74,9 +75,32 @@ def test_times_of_each_action(call, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_times_of_partitions_and_overlap_are_those_of_timing(call, name):
+    schedule = named_schedule(name, 8, partition_count(name, 4), 4)
+    n = schedule.partitions
+    each = [Durations(1 + j, 2, 0.5 + j % 3) for j in range(n)]
+    forward, weights = (",".join(f"{getattr(own, kind):g}" for own in each) for kind in ("forward", "weights"))
+    options = ("--forward", forward, "--inputs", 2, "--weights", weights, "--overlap", 0.8)
+    status, text, error = call("time", name, "--devices", 4, "--microbatches", 8, *options)
+    found = timing(schedule, each, 0.0, 0.8)
+    assert status == 0
+    assert text.startswith(f"makespan {found.makespan:g}\n")
+    assert f"busy: {' '.join(f'{one:g}' for one in found.busy)}\n" in text
+    assert ("has no pairs" in error) == (not schedule.pairs)
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
+        (["time", "1f1b", "--forward", "1,2"], "--forward must be one number, or one for each of the 4 partitions"),
+        (["time", "zb_v", "--weights", "1,2,3,4"], "--weights must be one number, or one for each of the 8 partitions"),
+        (
+            ["time", "1f1b", "--inputs", "x"],
+            "--inputs must be one number, or one for each of the 4 partitions, got 'x'",
+        ),
+        (["time", "1f1b", "--inputs", "nan"], "durations must be 0 or more, got 1.0, nan, 1.0"),
+        (["time", "dualpipe_v", "--overlap", "-1"], "overlap must be 0 or more, got -1.0"),
         (["check", "1f1c"], "a schedule must be one of gpipe, 1f1b"),
         (["time", "1f1b", "--forward", "-1"], "durations must be 0 or more, got -1.0"),
         (["check", "v_min", "--microbatches", 0], "whole numbers of at least 1, got m = 0"),
@@ -140,3 +164,14 @@ def test_an_emulated_step_stands_beside_its_simulation():
     ]
     done = subprocess.run([*command, "--balance", "1-1-1-1"], capture_output=True, text=True, check=True)
     assert "predicted simulated on h100" in done.stdout
+
+
+@pytest.mark.parametrize("samples", ["", ",3"])
+def test_measured_layers_take_what_arithmetic_says(call, tmp_path, samples):
+    times = tmp_path / "times.csv"
+    times.write_text(f"forward_ms,backward_ms{',samples' * bool(samples)}\n" + f"10,20{samples}\n" * 4)
+    status, out, err = call("simulate", "1f1b", "--devices", 4, "--microbatches", 8, "--model", times)
+    assert (status, err) == (0, "")
+    assert out.startswith("simulated: 330.")
+    assert "free transfers, and the median of each pass and partition: 330.00 ms" in out
+    assert "no action is more than" in out

@@ -48,7 +48,7 @@ def test_a_table_of_devices_and_totals(call):
         ["cuda:1", "10"],
         ["cuda:2", "9"],
     ]
-    assert "samples/s simulated" in out
+    assert "samples/s simulated on 3 devices," in out
     assert "published" not in out
 
 
@@ -86,7 +86,7 @@ ARGS = ("--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8)
 def test_the_number_of_devices_stands_beside_the_throughput(call, schedule):
     status, out, _ = call(*ARGS, "--chunks", 4, "--balance", "7-7-7-8", "--schedule", schedule)
     assert status == 0
-    assert re.search(r"4 partitions .*\bon 2 x .*samples/s simulated.* over 2 devices", out, re.DOTALL)
+    assert re.search(r"4 partitions .*\bon 2 x .*samples/s simulated on 2 devices", out, re.DOTALL)
     status, _, error = call(*ARGS, "--balance", "14-15", "--schedule", schedule, "--devices", 2)
     assert status == 2
     assert "devices must be at most 1 for 2 partitions, got 2" in error
@@ -212,3 +212,72 @@ def test_lines_of_cells_tell_apart_who_runs_the_model():
     row = Row(evidence="simulated", partitions=2, chunks=4, variant="dep-x-x", throughput_samples_per_s=1.0)
     rows = [replace(row, backward=kind, flavour=flavour) for kind in BACKWARDS for flavour in FLAVOURS]
     assert len({row_words(row) for row in rows}) == len(rows)
+
+
+TIMES = "forward_ms,backward_ms,samples\n" + "10,20,4\n" * 6
+
+
+@pytest.fixture
+def times(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text(TIMES)
+    return path
+
+
+def test_times_of_layers_in_place_of_a_model(call, times, tmp_path):
+    rows = tmp_path / "rows.csv"
+    given = ("--schedule", "zb_h1", "--partitions", 3, "--chunks", 2, "--profile", "h100", "--rows", rows)
+    status, out, err = call("--layers", times, *given)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{times}\n3 partitions (2-2-2), 2 micro-batches, batch 8; ")
+    assert "simulated on 3 x cuda H100" in out
+    assert "copies take the latency of their link alone: the layers have no output_mib\n" in out
+    assert "each W takes half of its backward pass: the layers have no backward_weights_ms\n" in out
+    (row,) = csv.DictReader(rows.read_text().splitlines())
+    assert (row["evidence"], row["model"], row["batch_size"]) == ("simulated", str(times), "8")
+    assert call("--model", times, "--batch-size", 8, *given)[1] == out
+
+
+def test_other_times_are_another_configuration(call, times, tmp_path):
+    digests = []
+    for forward in ("10", "11"):
+        times.write_text(TIMES.replace("10", forward, 1))
+        call("--layers", times, "--partitions", 2, "--rows", tmp_path / "rows.csv")
+        (row,) = csv.DictReader((tmp_path / "rows.csv").read_text().splitlines())
+        digests.append((row["config_sha256"], row["cell"]))
+    assert len({*digests}) == 2
+
+
+def test_the_balance_is_that_of_the_times(call, times):
+    times.write_text("forward_ms,backward_ms,samples\n" + "1,2,4\n" * 5 + "5,10,4\n")
+    assert "2 partitions (5-1), 8 micro-batches, batch 32;" in call("--layers", times, "--partitions", 2)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (TIMES, ("--model", "vit"), "--layers must be the only model, got "),
+        (TIMES, ("--batch-size", 128), "batch_size must give micro-batches of 4 samples, as the times of the layers"),
+        (
+            TIMES.replace(",samples", "").replace(",4", ""),
+            (),
+            "--batch-size must be given where --layers has no column",
+        ),
+        (TIMES, ("--partitions", 7), "--partitions must be at most the 6 layers of "),
+        (TIMES, ("--balance", "3-2"), "--balance must sum to the 6 layers of "),
+        ("forward_ms\n1\n", (), "layers must have a column backward_ms, got forward_ms; add it to the header"),
+        (TIMES + "1,-2,4\n", (), "backward_ms of layer 6 must be a number from 0 to 86400000, got -2.0; correct it"),
+    ],
+)
+def test_bad_times_are_one_line(call, times, text, options, message):
+    times.write_text(text)
+    status, out, err = call("--layers", times, *options)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_a_file_of_layers_is_a_csv_file_that_is_there(call, tmp_path):
+    assert "--layers must be a file whose name ends in .csv" in call("--layers", tmp_path / "times.txt")[2]
+    assert "layers must be a file that can be read" in call("--layers", tmp_path / "times.csv")[2]

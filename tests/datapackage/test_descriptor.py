@@ -110,7 +110,7 @@ def test_every_reference_row_says_where_it_comes_from_or_leads_to_one_that_does(
 
 def test_every_companion_leads_to_its_rows():
     written = json.loads((REFERENCE_FOLDER / DESCRIPTOR).read_text(encoding="utf-8"))
-    kinds = {kind.columns: kind for kind in TABLES.values()}
+    kinds = {header: kind for kind in TABLES.values() for header in kind.headers}
     for resource in written["resources"]:
         schema = resource["schema"]
         kind = kinds[tuple(field["name"] for field in schema["fields"])]
@@ -172,3 +172,18 @@ def test_every_unreadable_table_is_named(package):
     with pytest.raises(ConfigError) as caught:
         describe_folder(package)
     assert len(caught.value.problems) == 2
+
+
+def test_a_table_from_before_a_column_was_added_is_known(tmp_path):
+    columns = TABLES["rows"].columns
+    assert columns[-3:] == ("steps_overlap", "precision", "optimizer")
+    for older in (columns[:-1], columns[:-2], columns[:-3]):
+        assert table_of(older, tmp_path / "a.csv").columns == older
+    with pytest.raises(ConfigError, match="without sweep_kind"):
+        table_of([name for name in columns if name != "sweep_kind"], tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
+def test_columns_are_added_at_the_end(kind):
+    added = [bool(field.get("added")) for field in kind.fields.values()]
+    assert added == sorted(added)

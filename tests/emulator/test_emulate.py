@@ -89,7 +89,7 @@ def test_a_step_takes_as_long_as_the_simulator_says(found, case):
 @pytest.mark.parametrize("case", range(3))
 def test_the_host_launches_as_long_as_the_simulator_says(found, case):
     emulated, simulated = found[case]["host"]
-    assert emulated == pytest.approx(simulated, rel=0.15)
+    assert emulated == pytest.approx(simulated, rel=0.08)
 
 
 def test_the_row_says_what_was_emulated_on_what(found):

@@ -14,7 +14,7 @@ import pytest
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.figures.tables import read_rows
-from gpipe_bench.results.rows import Row
+from gpipe_bench.results import schema
 from tests.models.test_vision_packages import ABSENT, write_torchvision
 from tests.overlaps import partial_overlaps
 from tests.processes import command
@@ -47,7 +47,9 @@ def test_one_gpu_needs_what_was_measured(variant):
     run = emulate(EXAMPLE.with_name("unet_on_one_gpu.py"), "--devices", 1, "--profile", "h100", "--", variant)
     assert run.returncode == 0, run.stderr
     allocated = float(re.search(r"^ +0( +[0-9.]+%){3} +([0-9.]+)", run.stdout, re.MULTILINE)[2])
-    rows = read_rows(REFERENCE_FOLDER / "measured/1x-nvidia-h100-80gb-hbm3/ablation.csv", Row.columns())
+    rows = read_rows(
+        REFERENCE_FOLDER / "measured/1x-nvidia-h100-80gb-hbm3/ablation.csv", schema.TABLES["rows"].headers[-1]
+    )
     measured = {row.peak_allocated_gib for row in rows if row.variant == variant and row.status == "ok"}
     # Workspaces of cuDNN are missing.
     assert 0.85 * max(measured) <= allocated <= min(measured)

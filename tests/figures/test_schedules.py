@@ -57,6 +57,17 @@ def test_a_cell_has_the_memory_of_its_fullest_device(tmp_path):
     assert [(one.row.cell, one.memory_gib, one.devices) for one in read_cells(path)] == [("a", 3.0, 2), ("b", 1.0, 2)]
 
 
+def test_precisions_have_panels_of_their_own():
+    half = {"precision": "bfloat16", "optimizer": "adamw"}
+    cells = [cell(5, 2, precision="float32", optimizer="sgd"), cell(4, 2), cell(9, 1, **half)]
+    panels = [panel for line in PARETO.panels(cells, 7.0) if isinstance(line, list) for panel in line]
+    shown = {data[0]: [one.throughput for one in data[1]] for data in (panel.data for panel in panels) if data}
+    assert shown["testnet, h9"] == [5, 4]
+    assert shown["testnet, h9\nbfloat16, adamw"] == [9]
+    settings = settings_of([row("gpipe"), row("gpipe", **half)])
+    assert [setting.title.partition("\n")[0] for setting in settings] == ["testnet, h9", "testnet, h9, bfloat16, adamw"]
+
+
 def test_idle_shares_stand_beside_the_formula():
     emulated = row("gpipe", evidence="emulated", bubble_fraction=0.2)
     rows = [row("gpipe"), emulated, row("1f1b", 4), row(evidence="measured", profile="here", processes=2)]
@@ -68,6 +79,12 @@ def test_idle_shares_stand_beside_the_formula():
         "emulated": pytest.approx(0.35),
     }
     assert set(other.idle) == {"measured, processes", "formula"}
+
+
+def test_the_formula_of_one_step_stands_beside_steps_that_do_not_overlap():
+    apart = row("zb_h2", steps_overlap=False, bubble_fraction=0.5, copy_fraction=0.0, imbalance_fraction=0.0)
+    (panel,) = settings_of([row("zb_h2", steps_overlap=True), apart])
+    assert panel.idle["simulated"] == {"zb_h2": 0.5}
 
 
 def test_recomputation_counts_in_the_formula():
@@ -94,6 +111,17 @@ def test_a_figure_fits_both_columns_of_a_page(name, texts_of):
         figure = FIGURES[name]()
         check(figure, texts_of(figure))
         assert figure.get_figheight() <= 5
+
+
+def test_a_front_says_which_numbers_of_microbatches_it_mixes(texts_of):
+    alike = [one for one in everything() if one.row.chunks == 4]
+    mixed, words = [*everything(), cell(9.0, 3.0, devices=4, chunks=16)], {}
+    for name, cells in (("alike", alike), ("mixed", mixed)):
+        with drawing():
+            words[name] = " ".join(text.get_text() for text, _ in texts_of(PARETO.canvas(cells)))
+    assert "Panels hold cells of 4, 8 and 16 micro-batches alike." in words["mixed"]
+    assert "micro-batches" not in words["alike"]
+    assert all("shapes tell them apart" in text for text in words.values())
 
 
 def test_the_reference_has_a_figure_for_each_table(tmp_path):

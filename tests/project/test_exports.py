@@ -32,6 +32,7 @@ EXPORTS = {
         "layer_simulated_times",
         "layer_sizes",
         "layer_times",
+        "measure_layers",
         "split_min_max",
     ],
     "gpipe_bench.components": ["Components", "PUBLISHED"],
@@ -45,7 +46,9 @@ EXPORTS = {
         "ideal_bubble",
         "microbatch_major",
     ],
-    "gpipe_bench.simulator": ["DeviceUse", "Model", "Simulation", "simulate"],
+    "gpipe_bench.simulator": [
+        *("DeviceUse", "MeasuredLayer", "Model", "Simulation", "read_layers", "simulate", "write_layers"),
+    ],
 }
 
 

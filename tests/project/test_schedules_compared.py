@@ -7,7 +7,11 @@ import re
 
 import pytest
 
+from gpipe_bench.data import REFERENCE_FOLDER
+from gpipe_bench.figures.schedule_bubbles import settings_of
+from gpipe_bench.figures.schedules import read_cells
 from gpipe_bench.figures.text import significant
+from scripts.table_contents import measured_schedules_table
 from tests.project.pages import PAGES
 from tests.project.tree import ROOT
 
@@ -54,3 +58,19 @@ def test_how_many_cells_do_not_fit_the_memory(cells):
     simulated = [row for row, _ in cells.values() if row["evidence"] == "simulated"]
     failed = sum(row["status"] == "oom" for row in simulated)
     assert f"{failed} of {len(simulated)} simulated cells do not fit the" in PAGE
+
+
+def test_measured_idle_shares_are_the_medians_that_the_figure_shows():
+    rows = read_cells(REFERENCE_FOLDER / "measured" / "2x-intel-xeon-processor" / "schedules.csv", "measured")
+    (setting,) = settings_of([cell.row for cell in rows])
+    kinds = ("formula", "measured, threads", "measured, processes")
+    lines = [
+        [field.strip("` ") for field in line.split("|")[1:-1]] for line in measured_schedules_table().splitlines()[2:]
+    ]
+    assert {line[0]: line[3:6] for line in lines} == {
+        name: [f"{setting.idle[kind][name]:.0%}" for kind in kinds] for name in setting.idle["formula"]
+    }
+    above = [setting.idle[kinds[1]][name] - setting.idle["formula"][name] for name in setting.idle["formula"]]
+    assert f"All of it is {100 * min(above):.0f} to {100 * max(above):.0f} points above the formula" in " ".join(
+        PAGE.split()
+    )

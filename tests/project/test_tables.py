@@ -6,7 +6,11 @@ import csv
 
 import pytest
 
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import frame_of
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from scripts import tables
+from scripts.table_contents import TABLES, schedule_sides
 from scripts.tables import read_pages, rendered
 from tests.project.tree import ROOT
 
@@ -56,3 +60,39 @@ def test_the_check_fails_where_a_number_differs(monkeypatch, capsys):
     monkeypatch.setattr(tables, "read_pages", lambda: wrong)
     assert tables.main(["--check"]) == 1
     assert "README.md: tables differ from results/reference" in capsys.readouterr().err
+
+
+PLACES, SIDES = TABLES["schedules-precisions"].args
+
+
+def test_the_table_of_precisions_says_where_the_ranking_turns():
+    def row(schedule, speed, **columns):
+        partitions = 16 if schedule in TWO_PER_DEVICE else 8
+        known = {
+            "model": "gpt2-xl",
+            "schedule": schedule,
+            "partitions": partitions,
+            "chunks": 16,
+            "throughput_samples_per_s": speed,
+        }
+        return Row(evidence="simulated", **{**known, **columns})
+
+    half = {"precision": "bfloat16", "optimizer": "adamw", "steps_overlap": True}
+    # Rows of older tables say neither their precision nor whether steps overlap.
+    rows = [row("1f1b", 20.0), row("zb_h2", 25.0), row("zb_v", 30.0), row("v_half", 21.0)]
+    rows += [row("1f1b", 100.0, **half), row("zb_h2", 160.0, **half), row("zb_v", 90.0, **half)]
+    rows += [row("zb_v", 999.0, **{**half, "steps_overlap": False})]
+    rows += [row("v_half", None, status="oom", reason="full", **half)]
+    text = schedule_sides(frame_of(rows, Row), PLACES, SIDES)
+    lines = [[field.strip() for field in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    names, *values = lines[0][2:], *lines[2:4]
+    single, half_ones = (dict(zip(names, line[2:], strict=True)) for line in values)
+    assert [line[:2] for line in values] == [
+        ["gpt2-xl, p = 8, m = 16, in float32", "20.0"],
+        ["gpt2-xl, p = 8, m = 16, in bfloat16", "100"],
+    ]
+    assert [single[f"`{name}`"] for name in ("zb_h2", "zb_v", "v_half", "gpipe")] == ["1.25", "**1.50**", "1.05", "-"]
+    assert [half_ones[f"`{name}`"] for name in ("zb_h2", "zb_v", "v_half", "gpipe")] == ["**1.60**", "0.90", "-", "-"]
+    (said,) = (line for line in text.splitlines() if line.startswith("- "))
+    assert said.startswith("- gpt2-xl on 8 devices, m = 16: in float32 the fastest is `zb_v`, and 2 of the 7 schedules")
+    assert said.endswith("are faster than `1f1b`; in bfloat16 the fastest is `zb_h2`, and 0 of the 7 are.")

@@ -13,7 +13,7 @@ _IN_ORDER = """
     throughput_samples_per_s step_time_ms peak_allocated_gib peak_reserved_gib utilization_fraction bubble_fraction
     copy_fraction recompute_fraction imbalance_fraction device device_count profile source torch cuda driver python
     commit dirty config_sha256 started_utc schema_version cell schedule processes hosts clock_error_us
-    run_as autograd sweep_kind
+    run_as autograd sweep_kind steps_overlap precision optimizer
 """
 COLUMNS = _IN_ORDER.split()
 

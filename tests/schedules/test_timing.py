@@ -23,6 +23,7 @@ from gpipe_bench.schedules import (
     timing,
     with_recomputation,
 )
+from gpipe_bench.schedules.actions import in_pairs
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 ONE = Schedule.of([[("F", 0, 0), ("B", 0, 0)], [("F", 0, 1), ("B", 0, 1)]])
@@ -78,6 +79,15 @@ def test_a_pair_is_one_action_in_time():
     assert together.end[forward] == together.end[backward] == together.start[Action("F", 1, 1)] == 8
     assert (together.makespan, together.busy) == (15, (7, 8))
     assert timing(with_recomputation(schedule, 1), Durations(1, 2, 1), overlap=0.75).makespan == 13
+
+
+def test_a_recomputation_parts_its_pair_and_no_other():
+    schedule = named_schedule("dualpipe_v", 10, 8, 4)
+    for checkpointed in range(11):
+        found = with_recomputation(schedule, checkpointed)
+        kept = {unit for row in found.devices for unit in in_pairs(row, found.pairs) if len(unit) == 2}
+        pairs = {unit for row in schedule.devices for unit in in_pairs(row, schedule.pairs) if len(unit) == 2}
+        assert kept == {(first, second) for first, second in pairs if second.i >= checkpointed}
 
 
 @pytest.mark.parametrize("overlap", [1, 0.9, 0.8, 0.7])

@@ -111,7 +111,9 @@ def of(stages: list[TaskWork], m: int, **options: Any) -> Workload:
     fields: dict[str, Any] = {
         "loss": Kernels(300 * US, 6),
         "optimizer": tuple(Kernels((200 + 30 * j) * US, 4 + j) for j in range(n)),
-        "static": tuple(StaticMemory((5 * MIB, 600), 5 * MIB + 1700, (5 * MIB, 600), (1 + j) * MIB) for j in range(n)),
+        "static": tuple(
+            StaticMemory((5 * MIB, 600), 5 * MIB + 1700, (5 * MIB, 600), ((1 + j) * MIB,)) for j in range(n)
+        ),
         "loss_memory": (alloc(0, m * 2), alloc(gradient_name(0), m * 2), free(input_name(0)), free(0)),
     }
     return Workload(parts, (*(2,) * (m - 1), 1), **{**fields, **options})

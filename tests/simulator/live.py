@@ -20,7 +20,7 @@ from tests.simulator.test_live_bytes import Loss
 def work_of(module, x, balance, m, schedule=None, devices=None):
     """The workload of such a step; the same for all schedules that split backward passes, or do not."""
     split = schedule is not None and named_schedule(schedule, m, len(balance), devices or len(balance)).splits
-    sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "leaves": schedule is None}
+    sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "scheduled": schedule is not None}
     return build_workload(module, **sizes, split=split, profile=load_profile("p40"), sample=x, optimizer=None)
 
 

@@ -6,6 +6,7 @@ On virtual devices the real engine takes the same times (tests/emulator/inside/t
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -130,3 +131,16 @@ def test_a_second_step_begins_when_its_first_device_is_free():
     assert two.step_ends_ns[0] == one.step_ends_ns[0]
     assert two.makespan_ns == 2 * one.makespan_ns == 2 * (one.step_ends_ns[0] + MS)
     assert len(two.issued) == 2 * len(one.issued)
+
+
+@pytest.mark.parametrize("ends", [(10, 20, 100), (80, 90, 100), (33, 66, 100)])
+@pytest.mark.parametrize("depth", [3, 4, 5, 6])
+def test_a_launch_leaves_the_queue_when_its_kernel_has_run(ends, depth):
+    """The thread issues a task, and goes on when the queue has room for all of its launches."""
+    forward = Kernels(100, 3, ends_ns=ends)
+    work = workload(3, [replace(task(backward=1), forward=forward)])
+    issued = run(work, Plain(queue_depth=depth), Settings(checkpoint="never")).issued
+    ran = [100 * i + end for i in range(3) for end in ends]
+    # Before the second task three launches are queued, before the third six.
+    room = [ran[count - depth - 1] if count > depth else 0 for count in (3, 6)]
+    assert [one.issue_ns for one in issued[:3]] == [0, *room]

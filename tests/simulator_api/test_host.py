@@ -13,11 +13,11 @@ from gpipe_bench.simulator.hardware.profile import Profile, load_profile
 H200 = load_profile("h200")
 
 
-def step(width, **options):
+def step(width, profile="h200", **options):
     with torch.device("meta"):
         layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
         sample = torch.empty(1, width)
-    return simulate(layers, balance=[4], batch_size=64, sample=sample, profile="h200", memory=False, **options)
+    return simulate(layers, balance=[4], batch_size=64, sample=sample, profile=profile, memory=False, **options)
 
 
 def test_small_layers_wait_for_the_host():
@@ -65,3 +65,42 @@ def test_large_layers_do_not():
 
 def test_recomputation_is_launched_too():
     assert step(16, checkpoint="always").step_time_ms > 1.05 * step(16, checkpoint="never").step_time_ms
+
+
+def measured(name="mine", origin="measured"):
+    own = Constant(value=9.0, origin=origin)
+    return Profile(**{**H200.settings, "name": name, "kernels": {**H200.kernels, "launch_us": own}})
+
+
+@pytest.mark.parametrize("width", [16, 8192])
+def test_a_step_that_a_host_bounds_which_nobody_measured_says_so(width):
+    guessed = [
+        step(width),
+        step(width, profile="p40"),
+        step(width, profile=measured("h200")),
+        step(width, profile=measured(origin="assumed")),
+    ]
+    known = [step(width, launch_us=30), step(width, profile=measured())]
+    for one in guessed:
+        assert [caveat.partition(":")[0] for caveat in one.caveats] == ["the time is a guess"] * one.bound_by_host
+    assert not any(one.caveats for one in known)
+    assert guessed[0].bound_by_host == known[0].bound_by_host == (width == 16)
+
+
+def convolutions(**options):
+    with torch.device("meta"):
+        three = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
+        blocks = (nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(5))
+        layers = nn.Sequential(*three, *(layer for block in blocks for layer in block))
+        sample = torch.empty(1, 3, 64, 64)
+    return simulate(layers, **{"balance": [9, 9], "batch_size": 64, "chunks": 8, "sample": sample, **options})
+
+
+def test_reserved_memory_that_had_not_settled_is_told():
+    short, longer, settled = (convolutions(steps=steps) for steps in (2, 4, 8))
+    told = convolutions()
+    assert short.peak_reserved_gib < longer.peak_reserved_gib == settled.peak_reserved_gib
+    assert (told.peak_reserved_gib, told.later_reserved_gib) == (short.peak_reserved_gib, longer.peak_reserved_gib)
+    assert "reserved memory has not settled" in told.caveats[-1]
+    assert convolutions(balance=[18], chunks=1, checkpoint="never").later_reserved_gib is None
+    assert convolutions(memory=False).later_reserved_gib is None

@@ -104,7 +104,7 @@ def test_the_most_devices_are_as_many_on_each_host():
 def test_advice_says_what_the_network_costs(capsys):
     advice = advise(AdviceRequest.model_validate(REQUEST))
     # One host is faster than two over this network, which costs more than what the second one brings.
-    assert (advice.best.row.partitions, advice.spread.row.partitions) == (2, 4)
+    assert (advice.best.row.device_count, advice.spread.row.device_count) == (2, 4)
     assert advice.spread.row.throughput_samples_per_s < advice.best.row.throughput_samples_per_s
     assert advice.best.row.throughput_samples_per_s < advice.ideal_samples_per_s
     words = (f"--{name.replace('_', '-')}={value}" for name, value in REQUEST.items())

@@ -10,7 +10,7 @@ from torch.nn import functional
 from gpipe_bench.simulator import simulate
 from gpipe_bench.simulator.hardware.profile import load_profile
 
-H200 = load_profile("h200")
+H200 = load_profile("h200").model_copy(update={"cublas_workspace_mib": 0})
 PLAIN = H200.model_copy(update={"kernels": None})
 ROWS, CLASSES = 2048, 20000
 LOGITS = ROWS * CLASSES * 4 / 2**30

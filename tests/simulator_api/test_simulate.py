@@ -257,7 +257,8 @@ def test_a_closed_form_of_one_device():
 
 
 def test_names_of_the_package():
-    assert sorted(gpipe_bench.simulator.__all__) == ["DeviceUse", "Model", "Simulation", "simulate"]
+    types = ["DeviceUse", "MeasuredLayer", "Model", "Simulation"]
+    assert sorted(gpipe_bench.simulator.__all__) == [*types, "read_layers", "simulate", "write_layers"]
     assert callable(gpipe_bench.simulator.simulate)
 
 

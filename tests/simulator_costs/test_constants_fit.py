@@ -30,7 +30,7 @@ def timed(programs, profile, factors=(1.0,)):
 
 
 def test_the_cases_tell_all_constants_but_those_of_the_host_and_the_driver():
-    assert set(CONSTANTS) - set(NAMES) == {"launch_us", "lock", "multiprocessors"}
+    assert set(CONSTANTS) - set(NAMES) == {"launch_us", "parameter_us", "lock", "multiprocessors"}
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.7, 0.1])

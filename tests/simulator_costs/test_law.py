@@ -10,7 +10,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator.hardware.constants import CONSTANTS, Unit
 from gpipe_bench.simulator.hardware.machine import HardwareMachine
 from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile, profile_names
-from gpipe_bench.simulator.tracing.steps import ACCUMULATE, FOREACH, Kernel, Part
+from gpipe_bench.simulator.tracing.steps import ACCUMULATE, Kernel, Part
 from gpipe_bench.simulator.workloads.cost import duration_ns, total
 from gpipe_bench.simulator.workloads.law import part_ns
 
@@ -63,33 +63,28 @@ def test_a_kernel_is_the_sum_of_its_parts():
     assert duration_ns(kernel(one, two), H200) == pytest.approx(sides, abs=1)
 
 
-def test_many_parameters_are_updated_by_one_kernel():
-    assert part_ns(Part(FOREACH, 4416), "float32", H200) == pytest.approx(1)
-
-
-def test_with_one_micro_batch_nothing_is_added_to_gradients():
-    added = [kernel(Part(ACCUMULATE, MIB))]
-    assert total(added, H200, alone=True).duration_ns == 0
-    assert total(added, H200).duration_ns > 0
-    assert total(added, H200, alone=True).launches == 1
+def test_a_total_says_what_adds_to_gradients():
+    added = total([kernel(Part(ACCUMULATE, MIB)), kernel(Part("stream", MIB))], H200)
+    assert (added.duration_ns, added.launches) == (2 * added.adding_ns, 2 * added.adding_launches)
+    assert added.adding_launches == 1
 
 
 def test_a_profile_without_constants_takes_bytes_and_floor_whatever_the_parts_are():
     added = kernel(Part(ACCUMULATE, MIB))
-    assert duration_ns(added, PLAIN, alone=True) == duration_ns(added._replace(parts=None), PLAIN) == 2000
+    assert duration_ns(added, PLAIN) == duration_ns(added._replace(parts=None), PLAIN) == 2000
 
 
 def test_the_host_is_as_slow_as_the_constants_say():
-    assert HardwareMachine(H200).launch_ns == 23100
+    assert HardwareMachine(H200).launch_ns == 28200
     for profile in (H200, PLAIN):
         assert HardwareMachine(profile.adapted(launch_us=4.5)).launch_ns == 4500
 
 
 def test_one_thread_launches_for_a_device_and_threads_that_share_a_lock_take_turns():
     machine = HardwareMachine(H200)
-    assert machine.host_ns({0: 2, 1: 3}) == 3 * 23100
+    assert machine.host_ns({0: 2, 1: 3}) == 3 * 28200
     machine.lock_permille = 1000
-    assert machine.host_ns({0: 2, 1: 3}) == 5 * 23100
+    assert machine.host_ns({0: 2, 1: 3}) == 5 * 28200
     assert machine.host_ns({}) == 0
 
 
@@ -104,6 +99,17 @@ def test_each_constant_says_its_unit_and_the_case_that_measures_it():
     assert {fact.unit for fact in CONSTANTS.values()} == set(get_args(Unit))
     assert all(fact.text and fact.case for fact in CONSTANTS.values())
     assert {name for name in profile_names() if load_profile(name).kernels} >= {"h100", "h200"}
+
+
+def test_a_section_from_before_attention_knew_dropout_and_length_lacks_these_constants():
+    old = {name: constant for name, constant in H200.kernels.items() if "no_dropout" not in name}
+    with pytest.raises(ConfigError) as caught:
+        parse_profile({**PLAIN.model_dump(), "kernels": {name: one.model_dump() for name, one in old.items()}})
+    missing = [name for name in CONSTANTS if "no_dropout" in name]
+    assert len(missing) == 8
+    assert list(caught.value.problems) == [
+        f"profile: kernels.{name} must be given, got nothing; add it" for name in missing
+    ]
 
 
 def test_a_section_names_every_problem():

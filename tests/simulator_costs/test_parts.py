@@ -124,9 +124,41 @@ def test_a_convolution_transposes_what_has_no_channels_last(module, expected):
     assert [part.kind for kernel in kernels for part in kernel.parts] == expected
 
 
+CONVOLUTIONS = {
+    1: (nn.Conv1d, nn.ConvTranspose1d),
+    2: (nn.Conv2d, nn.ConvTranspose2d),
+    3: (nn.Conv3d, nn.ConvTranspose3d),
+}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_each_pass_of_a_convolution_has_the_rate_of_its_kind(dimensions, groups, transposed):
+    """Those of a depthwise backward pass were measured over both gradients."""
+    channels, extents = 8, (6,) * dimensions
+    layer = CONVOLUTIONS[dimensions][transposed](channels, 2 * channels, 3, padding=1, groups=groups, bias=False)
+    if transposed and groups == channels:
+        layer = CONVOLUTIONS[dimensions][1](2 * channels, channels, 3, padding=1, groups=groups, bias=False)
+    net = nn.Sequential(Scale(), layer)
+    traced = trace(net, N, layer.in_channels, *extents).layers[1]
+    passes = {kernel.op: kernel.parts for way in ("forward", "backward") for kernel in traced.kernels(way)}
+    works = [
+        next(part for part in passes[op] if part.kind not in {"transposes", "stream"})
+        for op in ("convolution", "convolution_backward_data", "convolution_backward_weight")
+    ]
+    expected = ["convolution", "convolution", "weight_gradient"]
+    if groups == channels:
+        expected = ["depthwise", *["depthwise_backward"] * 2]
+        expected = [expected[1], expected[0], expected[2]] if transposed else expected
+        assert {part.units for part in works} == {2 * N * 6**dimensions * 2 * channels * 3**dimensions}
+    assert [part.kind for part in works] == expected
+
+
 def test_channels_of_a_convolution_fill_whole_tiles():
-    (part,) = parts(nn.Conv2d(3, 5, 1, bias=False), N, 3, 8, 8)
-    assert part.units == 2 * N * 64 * 16 * 64
+    convolution = nn.Conv2d(3, 70, 1, bias=False)
+    forward, data = (parts(convolution, N, 3, 8, 8, direction=way)[0] for way in ("forward", "backward"))
+    assert (forward.units, data.units) == (2 * N * 64 * 16 * 128, 2 * N * 64 * 80 * 64)
 
 
 def test_rows_of_a_product_that_no_fast_kernel_reads():

@@ -142,7 +142,7 @@ def test_the_run_ends_with_the_table_and_the_paths(run):
 def test_every_job_left_a_log(run):
     place, _ = run
     jobs = files(place, "results/raw")
-    assert len(jobs) == 5
+    assert len(jobs) == 1  # all cells that are measured take turns
     logs = files(place, "logs")
     # One with the autograd engine of the published runs, one with that of today.
     assert sum(name.startswith("logs/simulate/unet-p40-n1-32-") for name in logs) == 2

@@ -1,10 +1,11 @@
-# From cells to tables: a job per cell, each of its repeats in a fresh process, then one CSV per experiment.
+# From cells to tables: a job per cell, or for cells that take turns, each repeat in a fresh process; then one CSV per
+# experiment.
 # Snakemake writes all cells into one file before the first job, and jobs take theirs by key. A key changes with any
 # setting of its cell, so that a job runs again where one of its cells has changed.
 
 
 rule run_cell:
-    """Measure the repeats of one cell, each in a fresh process; out of memory and unsupported are results too."""
+    """Measure the repeats of one cell, or of several in turns, each in a fresh process; a failure is a result too."""
     output:
         ensure(RAW_PATTERN, non_empty=True),
     log:
@@ -13,17 +14,18 @@ rule run_cell:
         "../envs/gpipe_bench.yaml"
     resources:
         timing_slot=1,
-        gpu=named_by("cell", MEASURED, "accelerators"),
-        nodes=named_by("cell", MEASURED, "hosts"),
-        tasks=named_by("cell", MEASURED, "hosts"),
+        gpu=named_by("cell", TIMED, "accelerators"),
+        nodes=named_by("cell", TIMED, "hosts"),
+        tasks=named_by("cell", TIMED, "hosts"),
     params:
         cells=CELLS_PATH,
-        repeats=named_by("cell", PLAN.repeats),
+        only=named_by("cell", TIMED, "only"),
+        repeats=named_by("cell", TIMED, "repeats"),
         sources=source_digest("gpipe_bench.bench.running.run"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench run --cells {params.cells:q} --only {wildcards.cell:q} --repeats {params.repeats:q}"
-        " --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench run --cells {params.cells:q} --only {params.only:q} --repeats {params.repeats:q}"
+        " --turns --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate:

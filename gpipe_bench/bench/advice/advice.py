@@ -1,9 +1,9 @@
 """The best balance, micro-batches, checkpoint mode and schedule for a model on a hardware profile, by simulation.
 
-    every number of devices x chunks x checkpoint mode x schedule, balanced by the cost of the layers
-        -> where those of a number of devices do not fit the memory, other balances that do
-        -> the fastest that fits, and with its balance the other modes and chunks
-        -> other numbers of chunks, the even balance, and balances that differ by one layer, as long as it helps
+    the paper's executor: every number of devices x chunks x checkpoint mode, balanced by the cost of the layers
+        -> every schedule on as many devices as may be faster; with checkpoints where it does not fit without
+        -> other balances of all of these that may be the fastest, as long as they fit better or are faster
+        -> beside the fastest: other numbers of chunks, other modes, the even balance
 
 Everything that was tried is kept, so that what another choice costs can be said too.
 """
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count, product
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-from gpipe_bench.bench.advice.fit import Fitter, balance_of, busy_shares
+from gpipe_bench.bench.advice.fit import Search, balance_of
 from gpipe_bench.bench.spec.settings import (
     BatchSize,
     Model,
@@ -34,6 +35,7 @@ from gpipe_bench.bench.spec.simulated_cells import (
     LaunchUs,
     Network,
     Optimizer,
+    Precision,
     Profile,
     SimulatedCell,
     Tf32,
@@ -41,6 +43,7 @@ from gpipe_bench.bench.spec.simulated_cells import (
 )
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.models.measured import is_layers_file
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.schedules.table import SCHEDULES, ScheduleName, device_count, partition_count
 from gpipe_bench.simulator.hardware.networks import IDEAL, NETWORK
@@ -50,7 +53,8 @@ if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row
 
 _MOST_CHUNKS: Final = 128
-_MOVES: Final = 12
+_MARGIN: Final = 1.05
+_EFFORT: Final = 30_000
 _BOUNDLESS_GIB: Final = 1e9
 
 Devices = Annotated[int, Field(strict=True, ge=1, le=64, description="devices there are; fewer may be used")]
@@ -58,14 +62,20 @@ Devices = Annotated[int, Field(strict=True, ge=1, le=64, description="devices th
 
 def _names(value: Any) -> Any:
     if isinstance(value, str):
-        return SCHEDULES if value == "all" else tuple(word for word in value.split(",") if word)
+        known = {"all": SCHEDULES, "none": ()}
+        return known[value] if value in known else tuple(word for word in value.split(",") if word)
     return tuple(value) if isinstance(value, list) else value
 
 
 Schedules = Annotated[
     tuple[ScheduleName, ...],
     BeforeValidator(_names),
-    Field(max_length=len(SCHEDULES), description="schedules to try beside the paper's executor, joined by ','; or all"),
+    PlainSerializer(lambda names: "all" if names == SCHEDULES else names),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(SCHEDULES)}}]}),
+    Field(
+        max_length=len(SCHEDULES),
+        description="schedules to try beside the paper's executor, joined by ','; all, or none",
+    ),
 ]
 Limit = Annotated[
     float, Field(ge=0, le=10**6, description="GiB for the tensors of a device; 0: all that it has for them"), no_boolean
@@ -83,31 +93,37 @@ class AdviceRequest(ModelSection):
     batch_size: BatchSize = 512
     memory_limit_gib: Limit = 0.0
     optimizer: Optimizer = "sgd"
+    precision: Precision = "float32"
     profile: Profile = "p40"
     tf32: Tf32 = None
     launch_us: LaunchUs = None
     flavour: Flavour = "current"
     variant: Variant = "dep-str-ptl"
-    schedules: Schedules = ()
+    schedules: Schedules = get_args(ScheduleName)
 
     def problems(self) -> Iterator[Problem]:
         """The model is known and takes these arguments; the hosts have as many devices each."""
         yield from cut_problems(self, 1)
+        if is_layers_file(self.model):
+            text = "must be a model that micro-batches of any size go through, got the times of one size"
+            yield Problem(("model",), f"{text}; use simulate --layers")
         yield from host_problems(self, self.devices, "direct")
 
-    def candidates(self) -> list[SimulatedCell]:
-        """A cell for each number of devices, chunks, checkpoint mode and schedule, balanced by the layers' costs."""
+    @cached_property
+    def layers(self) -> int:
+        """How many layers the model has."""
         from gpipe_bench.models.table import MODELS, parse_arguments
 
-        layers = MODELS[self.model].layers(parse_arguments(self.model, self.model_args))
-        fitting = [n for n in range(1, min(self.devices, layers) + 1) if n % self.hosts_of(n) == 0]
+        return MODELS[self.model].layers(parse_arguments(self.model, self.model_args))
+
+    def candidates(self) -> list[SimulatedCell]:
+        """The paper's executor for each number of devices, chunks and mode, balanced by the layers' costs."""
+        fitting = [n for n in range(1, min(self.devices, self.layers) + 1) if n % self.hosts_of(n) == 0]
         numbers = sorted({max(fitting), *(2**k for k in range(7) if 2**k in fitting)})
         chunks = [2**k for k in range(8) if 2**k <= min(self.batch_size, _MOST_CHUNKS)]
         return [
-            self.cell(partitions=n, chunks=m, checkpoint=mode, schedule=name)
-            for name in (None, *self.schedules)
+            self.cell(partitions=p, chunks=m, checkpoint=mode)
             for p, m, mode in product(numbers, chunks, CHECKPOINT_MODES)
-            if (n := partition_count(name, p)) <= layers
         ]
 
     def hosts_of(self, devices: int) -> int:
@@ -137,6 +153,11 @@ class Advice:
     limit_gib: float
     results: list[RawResult] = field(default_factory=list)
     ideal_samples_per_s: float | None = None
+
+    @property
+    def fastest(self) -> float:
+        """Samples per second of the best; 0 where nothing fits."""
+        return _speed(self.best) if self.best else 0.0
 
     @property
     def best(self) -> RawResult | None:
@@ -189,7 +210,7 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
 
     Args:
         request: model, batch and hardware.
-        report: takes how many of how many first candidates are done.
+        report: takes how many of how many candidates are done; schedules add some.
         processes: how many simulate those at once; see :func:`gpipe_bench.util.processes.spread`.
 
     Raises:
@@ -202,96 +223,97 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
     own = hardware.memory_gib - hardware.context_gib
     limit = min(request.memory_limit_gib or own, own)
     hardware = hardware.model_copy(update={"memory_gib": limit + hardware.context_gib})
+    boundless = hardware.model_copy(update={"memory_gib": _BOUNDLESS_GIB})
     if limit <= 0:
         raise ConfigError([f"memory_limit_gib must be more than 0, got {limit:g}; raise it"])
-    advice = Advice(request, limit)
-    cells, facts = request.candidates(), simulation_facts()
+    advice, facts = Advice(request, limit), simulation_facts()
+    known: dict[str, RawResult] = {}
     done = count(1)
+    tell = report or (lambda _done, _total: None)
 
-    def tell(_: Row) -> None:
-        if report:
-            report(next(done), len(cells))
+    def simulate_all(cells: list[SimulatedCell]) -> None:
+        total = len(advice.results) + len(cells)
+        options: dict[str, Any] = {"timelines": (), "hardware": hardware, "facts": facts, "processes": processes}
+        advice.results += simulate_cells(cells, lambda _: tell(next(done), total), **options)
+        tried.update((cell.id, cell) for cell in cells)
+        known.update((result.cell, result) for result in advice.results)
 
     def simulate(cell: SimulatedCell) -> RawResult:
-        (result,) = simulate_cells([cell], timelines=(), hardware=hardware, facts=facts)
-        advice.results.append(result)
-        return result
+        if cell.id not in known:
+            (known[cell.id],) = simulate_cells([cell], timelines=(), hardware=hardware, facts=facts)
+            advice.results.append(known[cell.id])
+        return known[cell.id]
 
     def probe(cell: SimulatedCell) -> RawResult:
         (result,) = simulate_cells([cell], timelines=(), hardware=boundless, facts=facts)
         return result
 
-    boundless = hardware.model_copy(update={"memory_gib": _BOUNDLESS_GIB})
-    advice.results += simulate_cells(cells, tell, timelines=(), hardware=hardware, facts=facts, processes=processes)
-    fitter = Fitter(limit, simulate, probe)
-    # Balances that fit are looked for with the paper's executor alone.
-    pairs = zip(cells, advice.results, strict=True)
-    fitter.fit_all([(cell, result) for cell, result in pairs if cell.schedule is None])
-    _vary_fitted(advice, simulate)
-    _refine(advice, simulate, fitter.fit)
+    tried: dict[str, SimulatedCell] = {}
+    cells = request.candidates()
+    simulate_all(cells)
+    # So many devices are at most so many times as fast as one that has all the memory in the world.
+    alone = max(_speed(probe(cell)) for cell in cells if (cell.partitions, cell.checkpoint) == (1, "never"))
+    for mode in reversed(CHECKPOINT_MODES):
+        simulate_all(_scheduled(advice, cells, mode, alone))
+    search = Search(limit, simulate, probe, _EFFORT)
+    search.improve([(cell, known[cell.id]) for cell in tried.values()], advice.fastest)
+    beside = [(cell, simulate(cell)) for cell in _chunks_beside(advice)]
+    search.improve(beside, advice.fastest)
+    for cell in _beside_best(advice):
+        simulate(cell)
     if spread := advice.spread:
-        ideal = request.cell(**_setting(spread.row), balance=spread.row.balance, network=IDEAL)
-        (result,) = simulate_cells([ideal], timelines=(), hardware=hardware, facts=facts)
-        advice.ideal_samples_per_s = result.row.throughput_samples_per_s
+        ideal = probe(request.cell(**_setting(spread.row), balance=spread.row.balance, network=IDEAL))
+        advice.ideal_samples_per_s = ideal.row.throughput_samples_per_s
     return advice
 
 
-def _refine(
-    advice: Advice,
-    simulate: Callable[[SimulatedCell], RawResult],
-    fit: Callable[[SimulatedCell], None],
-) -> None:
-    """Other numbers of chunks beside the best, then balances, one layer at a time."""
+def _scheduled(advice: Advice, cells: list[SimulatedCell], mode: str, alone: float) -> list[SimulatedCell]:
+    """The cells of schedules in a mode that may be faster than all so far.
+
+    Args:
+        advice: what was simulated: the paper's executor, and schedules in modes that recompute less.
+        cells: of the paper's executor.
+        mode: of checkpoints.
+        alone: samples per second that no device is faster than.
+    """
+    request = advice.request
+    good = [result.row for result in advice.results if result.row.status == "ok"]
+    fits = {(row.schedule, row.partitions, row.chunks) for row in good if row.backward == "scheduled"}
+    found = []
+    for name, (p, m) in product(request.schedules, dict.fromkeys((cell.partitions, cell.chunks) for cell in cells)):
+        n = partition_count(name, p)
+        # Recomputing takes longer, so a setting that fits without is not tried with it.
+        if n <= request.layers and p * alone * _MARGIN > advice.fastest and (name, n, m) not in fits:
+            found.append(request.cell(partitions=n, chunks=m, checkpoint=mode, schedule=name))
+    return found
+
+
+def _chunks_beside(advice: Advice) -> list[SimulatedCell]:
+    """The best with other numbers of chunks, between those that were tried."""
     best = advice.best
     if best is None:
-        return
-    row = best.row
-    beside = {(row.chunks or 1) * 3 // 4, (row.chunks or 1) * 3 // 2}
-    for chunks in sorted(beside - {row.chunks, 0}):
-        if chunks > advice.request.batch_size:
-            continue
-        cell = advice.request.cell(**{**_setting(row), "chunks": chunks})
-        # A batch cannot be cut into any number of micro-batches; another number may be known.
-        exact = cell.microbatches == chunks
-        if exact and simulate(cell).row.status == "oom" and cell.partitions > 1 and cell.schedule is None:
-            fit(cell)
-    best = advice.best or best
-    row, n = best.row, best.row.partitions or 1
-    balance = balance_of(best)
+        return []
+    chunks = best.row.chunks or 1
+    wanted = sorted({chunks * 3 // 4, chunks * 3 // 2} - {chunks, 0})
+    cells = [
+        advice.request.cell(**{**_setting(best.row), "chunks": m}) for m in wanted if m <= advice.request.batch_size
+    ]
+    # A batch cannot be cut into any number of micro-batches; another number may be known.
+    return [cell for cell in cells if cell.microbatches == cell.chunks]
+
+
+def _beside_best(advice: Advice) -> list[SimulatedCell]:
+    """The even balance, and the other modes and numbers of chunks with the balance of the best."""
+    best = advice.best
+    if best is None:
+        return []
+    setting, balance, n = _setting(best.row), balance_of(best), best.row.partitions or 1
+    chunks = {r.row.chunks for r in advice.results if r.row.partitions == n} - {best.row.chunks}
+    others: list[dict[str, Any]] = [{"checkpoint": mode} for mode in CHECKPOINT_MODES if mode != best.row.checkpoint]
+    others += [{"chunks": m} for m in sorted(m for m in chunks if m)]
     total = sum(balance)
-    tried = {tuple(balance)}
-    if row.device_count != n:  # shares of time are those of devices, not of partitions
-        return
-    queue = [[total // n + (j < total % n) for j in range(n)], *_moves(best, balance)]
-    for _ in range(_MOVES):
-        queue = [other for other in queue if tuple(other) not in tried and min(other) > 0]
-        if not queue:
-            return
-        other = queue.pop(0)
-        tried.add(tuple(other))
-        result = simulate(advice.request.cell(**_setting(row), balance=other))
-        if advice.best is result:
-            queue = _moves(result, other)
-
-
-def _vary_fitted(advice: Advice, simulate: Callable[[SimulatedCell], RawResult]) -> None:
-    """The other modes and numbers of chunks with the balance of the best, where the balance by time did not fit it."""
-    best = advice.best
-    if best is None:
-        return
-    row = best.row
-    setting = _setting(row)
-    if not any(result.row.status == "oom" and _setting(result.row) == setting for result in advice.results):
-        return
-    balance = balance_of(best)
-    chunks = {result.row.chunks for result in advice.results if result.row.partitions == row.partitions}
-    others: list[dict[str, Any]] = [{"checkpoint": mode} for mode in CHECKPOINT_MODES if mode != row.checkpoint]
-    others += [{"chunks": m} for m in sorted(m for m in chunks if m and m != row.chunks)]
-    known = {result.cell for result in advice.results}
-    for other in others:
-        cell = advice.request.cell(**{**setting, **other, "balance": balance})
-        if cell.id not in known:
-            simulate(cell)
+    even = [total // n + (j < total % n) for j in range(n)]
+    return [advice.request.cell(**{**setting, "balance": balance, **other}) for other in (*others, {"balance": even})]
 
 
 def _setting(row: Row) -> dict[str, Any]:
@@ -301,18 +323,8 @@ def _setting(row: Row) -> dict[str, Any]:
     return {**found, "schedule": schedule}
 
 
-def _moves(result: RawResult, balance: list[int]) -> list[list[int]]:
-    """Balances in which a neighbour of the busiest partition takes one of its layers, or one of another of it."""
-    busy = busy_shares(result)
-    ranked = sorted(range(len(busy)), key=lambda j: -busy[j])[:2]
-    found = []
-    for j in ranked:
-        for k in (j - 1, j + 1):
-            if 0 <= k < len(balance):
-                other = list(balance)
-                other[j], other[k] = other[j] - 1, other[k] + 1
-                found.append(other)
-    return found
+def _speed(result: RawResult) -> float:
+    return result.row.throughput_samples_per_s or 0.0
 
 
 def _rank(result: RawResult) -> tuple[float, int, float]:

@@ -1,117 +1,89 @@
-"""Balances that fit a memory which the balance by time breaks, and the fastest of those found.
+"""Balances that are faster than the balance by time, or that fit a memory which it does not fit.
 
-    the fullest partition needs more than there is
-        -> layers move off it, by steps that shrink, as long as the devices lack less than before
-    all fit
-        -> layers move off the busiest partition, as long as that is faster and all still fit
+    settings, the most promising first
+        -> layers move off the device that lacks most memory, as long as the devices lack less than before
+        -> layers move off the busiest devices, as long as that is faster and all still fit
+        -> a setting that is not close to the fastest even without limit is skipped
 
-What a balance needs is known from a simulation without limit; one with the limit confirms what is kept.
+How long a balance takes and what it needs is known from a simulation without limit; one with the limit confirms what is
+kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
     from gpipe_bench.bench.storage.raw import RawResult
 
-_PROBES: Final = 8
-"""Simulations without limit to fit one cell, and as many to make it faster."""
+_GAIN: Final = 1.08
+"""By how much another balance may be faster than the one by time; settings that are slower by more are skipped."""
 
-_PER_DEVICES: Final = 32
-"""Simulations without limit for all cells of one number of devices."""
+_SOURCES: Final = 3
+"""Devices, the heaviest first, whose partitions may give layers."""
+
+_TARGETS: Final = 6
+"""Partitions that may take the layers of one that gives some."""
 
 
 @dataclass(slots=True)
-class Fitter:
-    """Looks for balances that fit.
+class Search:
+    """Looks for the fastest balance that fits, over several settings.
 
     Attributes:
         limit_gib: for the tensors of each device.
         simulate: with the limit; keeps what it made.
         probe: without limit.
+        effort: passes of micro-batches through partitions that all simulations may have together.
     """
 
     limit_gib: float
     simulate: Callable[[SimulatedCell], RawResult]
     probe: Callable[[SimulatedCell], RawResult]
-    _left: int = field(default=0, init=False)
+    effort: int
     _seen: dict[str, RawResult] = field(default_factory=dict, init=False)
     _kept: dict[str, RawResult] = field(default_factory=dict, init=False)
 
-    def fit_all(self, candidates: Sequence[tuple[SimulatedCell, RawResult]]) -> None:
-        """Fit the cells of each number of devices that may be faster than all of that number that fit.
+    def improve(self, candidates: Iterable[tuple[SimulatedCell, RawResult]], fastest: float = 0.0) -> None:
+        """Find the fastest balance of those settings that may be the fastest of all.
 
         Args:
-            candidates: cells and what came of them with the limit; those of one number of devices side by side.
+            candidates: cells and what came of them with the limit.
+            fastest: samples per second that are reached already.
         """
-        wanted = worth_fitting(candidates, self.limit_gib)
-        for devices, group in groupby(wanted, key=lambda cell: cell.partitions):
-            fitting = [_speed(result) for cell, result in candidates if cell.partitions == devices]
-            self._fit_group(list(group), max(fitting))
+        free = [(cell, result if result.row.status == "ok" else self._free(cell)) for cell, result in candidates]
+        fits: dict[tuple[str | None, int], RawResult] = {}
+        for cell, start in sorted(free, key=lambda pair: -_speed(pair[1])):
+            if _speed(start) * _GAIN <= fastest:
+                return
+            group = cell.schedule, cell.partitions
+            # A balance that fits one number of micro-batches or mode is a start for the others.
+            starts = [start, *([self._free(cell, balance_of(fits[group]))] if group in fits else [])]
+            found = self._descend(cell, min(starts, key=lambda result: self._cost(cell, result)))
+            if self._cost(cell, found)[0] == 0:
+                limited = self._limited(cell, found)
+                fastest = max(fastest, _speed(limited))
+                if _speed(limited) > _speed(fits.get(group)):
+                    fits[group] = found
 
-    def _fit_group(self, cells: list[SimulatedCell], fastest: float) -> None:
-        self._left = _PER_DEVICES
-        # What the balance by time gives with all the memory in the world, no other is much faster than.
-        free = [(self._free(cell), cell) for cell in cells[:_PER_DEVICES]]
-        found: RawResult | None = None
-        failed: dict[int, float] = {}
-        # Those that failed are tried again from a balance that fits another.
-        order = sorted(free, key=lambda pair: -_speed(pair[0]))
-        for result, cell in [*order, *order]:
-            if self._left <= 0 or _speed(result) <= max(fastest, _speed(found)):
-                continue
-            start = self._free(cell, balance_of(found)) if found else result
-            lack = min(self._lack(cell, result), self._lack(cell, start))
-            if failed.get(cell.chunks, lack + 1) <= lack:
-                continue
-            fitted = self._from(cell, start if self._lack(cell, start) <= lack else result)
-            if fitted is None:
-                failed[cell.chunks] = lack
-            elif _speed(fitted) > _speed(found):
-                found = fitted
-
-    def fit(self, cell: SimulatedCell) -> None:
-        """Fit one cell that does not, and make it faster."""
-        self._left = 2 * _PROBES
-        self._from(cell, self._free(cell))
-
-    def _from(self, cell: SimulatedCell, start: RawResult) -> RawResult | None:
-        """The fastest balance found that fits, None where none was; begins at the result of a balance."""
-        found = self._walk(cell, start, lambda result: self._lack(cell, result), _fullest)
-        if self._lack(cell, found) > 0:
-            return None
-
-        def slowness(result: RawResult) -> float:
-            faster = _speed(result) > _speed(found) and self._lack(cell, result) <= 0
-            return -_speed(result) if faster or result is found else 0.0
-
-        return self._limited(cell, self._walk(cell, found, slowness, busy_shares))
-
-    def _walk(
-        self,
-        cell: SimulatedCell,
-        start: RawResult,
-        cost: Callable[[RawResult], float],
-        heaviest: Callable[[RawResult], list[float]],
-    ) -> RawResult:
-        """Move layers off the heaviest partition while the cost falls; half as many where it does not."""
-        best, lowest = start, cost(start)
-        most = self._left - _PROBES
-        step = max(balance_of(best)) // 4
-        while step and lowest != 0:
-            tried = []
-            for balance in _shifted(balance_of(best), heaviest(best), step):
-                if self._left > max(most, 0):
-                    result = self._free(cell, balance)
-                    tried.append((cost(result), result))
-            value, result = min(tried, key=lambda pair: pair[0], default=(lowest, best))
-            if value < lowest:
-                best, lowest = result, value
+    def _descend(self, cell: SimulatedCell, start: RawResult) -> RawResult:
+        """Move layers as long as the devices lack less memory, or lack none and are faster; steps shrink."""
+        best, lowest = start, self._cost(cell, start)
+        step = max(1, max(balance_of(best)) // 4)
+        while step:
+            for balance in _moves(cell, best, step, full=lowest[0] > 0):
+                if self.effort <= 0:
+                    return best
+                result = self._free(cell, balance)
+                if -_speed(result) >= lowest[1] and lowest[0] == 0:
+                    continue
+                cost = self._cost(cell, result)
+                if cost < lowest:
+                    best, lowest = result, cost
+                    break
             else:
                 step //= 2
         return best
@@ -120,77 +92,52 @@ class Fitter:
         """A simulation without limit, by the cell's own balance or another; each is made once."""
         asked = cell.changed(balance=balance) if balance else cell
         if asked.id not in self._seen:
-            self._left -= 1
+            self.effort -= cell.partitions * cell.microbatches
             self._seen[asked.id] = self.probe(asked)
         return self._seen[asked.id]
 
-    def _lack(self, cell: SimulatedCell, result: RawResult) -> float:
-        """GiB that the tensors lack on all devices; next to none where only the allocator lacks some; 0 if it fits."""
-        lack = sum(max(0.0, gib - self.limit_gib) for gib in _fullest(result))
-        if lack > 0 or self._limited(cell, result).row.status == "ok":
-            return lack
+    def _cost(self, cell: SimulatedCell, result: RawResult) -> tuple[float, float]:
+        """GiB that the devices lack, next to none where only the allocator lacks some; then what is slow."""
+        lack = sum(max(0.0, record["peak_allocated_gib"] - self.limit_gib) for record in result.devices)
+        if lack > 0:
+            return lack, -_speed(result)
+        # An allocator that is nearly full gives segments back, which takes time.
+        limited = self._limited(cell, result)
+        if limited.row.status == "ok":
+            return 0.0, -_speed(limited)
         reserved: float = sum(record["peak_reserved_gib"] for record in result.devices)
-        return 1e-6 * reserved
+        return 1e-6 * reserved, -_speed(result)
 
     def _limited(self, cell: SimulatedCell, free: RawResult) -> RawResult:
         """The same as a simulation without limit, with it; each is made once."""
         exact = cell.changed(balance=balance_of(free))
         if exact.id not in self._kept:
+            self.effort -= cell.partitions * cell.microbatches
             self._kept[exact.id] = self.simulate(exact)
         return self._kept[exact.id]
 
 
-def worth_fitting(candidates: Sequence[tuple[SimulatedCell, RawResult]], limit_gib: float) -> list[SimulatedCell]:
-    """Cells that do not fit by time, could by another balance, and may then be the fastest of their number of devices.
-
-    Left out is what needs more than all devices have together, judged by one device that does the same; and numbers of
-    chunks beyond one that fits and is slower than another still, for throughput rises with chunks and then falls.
+def _moves(cell: SimulatedCell, result: RawResult, step: int, *, full: bool) -> Iterator[list[int]]:
+    """Balances in which ``step`` layers leave a partition of one of the heaviest devices for another.
 
     Args:
-        candidates: cells and what came of them.
-        limit_gib: for the tensors of each device.
+        cell: what was simulated.
+        result: what came of it.
+        step: how many layers move.
+        full: whether memory is what weighs, and not the time that a device is busy.
     """
-    alone = {(c.chunks, c.checkpoint): needed_gib(r) for c, r in candidates if c.partitions == 1}
-    found = []
-    for cell, result in candidates:
-        all_of_it = alone.get((cell.chunks, cell.checkpoint), 0.0)
-        if result.row.status != "oom" or cell.partitions == 1 or all_of_it > cell.partitions * limit_gib:
-            continue
-        alike = [
-            (other.chunks, _speed(r))
-            for other, r in candidates
-            if (other.partitions, other.checkpoint, r.row.status) == (cell.partitions, cell.checkpoint, "ok")
-        ]
-        top = max(alike, key=lambda pair: pair[1], default=(cell.chunks, 0.0))[0]
-        low, high = sorted((cell.chunks, top))
-        if not any(low < chunks < high for chunks, _ in alike):
-            found.append(cell)
-    return found
-
-
-def needed_gib(result: RawResult) -> float:
-    """GiB that the full device needs, or the allocated GiB if all fits; 0 if not known."""
-    return result.needed_gib or result.row.peak_allocated_gib or 0.0
-
-
-def busy_shares(result: RawResult) -> list[float]:
-    """Share of a step that each device computes, recomputation with it."""
-    return [record["compute_fraction"] + record["recompute_fraction"] for record in result.devices]
-
-
-def _fullest(result: RawResult) -> list[float]:
-    return [record["peak_allocated_gib"] for record in result.devices]
-
-
-def _shifted(balance: list[int], weights: list[float], step: int) -> Iterator[list[int]]:
-    """Balances in which ``step`` layers leave the heaviest: on to the lightest through those between, to neighbours."""
-    heavy = max(range(len(weights)), key=lambda j: weights[j])
-    light = min(range(len(weights)), key=lambda j: weights[j])
-    for target in dict.fromkeys((light, heavy - 1, heavy + 1)):
-        if 0 <= target < len(balance) and target != heavy and balance[heavy] > step:
-            other = list(balance)
-            other[heavy], other[target] = other[heavy] - step, other[target] + step
-            yield other
+    balance, homes = balance_of(result), cell.homes()
+    keys = ("peak_allocated_gib",) if full else ("compute_fraction", "recompute_fraction")
+    weights = [sum(record[key] for key in keys) for record in result.devices]
+    lightest = sorted(range(len(balance)), key=lambda k: weights[homes[k]])
+    for device in sorted(range(len(weights)), key=lambda place: -weights[place])[:_SOURCES]:
+        for source in (j for j, home in enumerate(homes) if home == device and balance[j] > step):
+            near = [k for k in (source - 1, source + 1) if 0 <= k < len(balance)]
+            for target in list(dict.fromkeys([*near, *lightest]))[:_TARGETS]:
+                other = list(balance)
+                other[source], other[target] = other[source] - step, other[target] + step
+                if target != source:
+                    yield other
 
 
 def balance_of(result: RawResult) -> list[int]:

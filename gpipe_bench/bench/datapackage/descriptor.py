@@ -36,6 +36,7 @@ _PAPERS: Final = (
     {"title": "Zero Bubble Pipeline Parallelism", "path": "arxiv.org/abs/2401.10241"},
     {"title": "LiBai, benchmarks", "path": "github.com/Oneflow-Inc/libai"},
     {"title": "nanotron, benchmark summary", "path": "github.com/huggingface/nanotron"},
+    {"title": "llm-foundry, benchmarks of training MPT", "path": "github.com/mosaicml/llm-foundry"},
 )
 _EVIDENCE: Final = {
     "published": "printed by others",

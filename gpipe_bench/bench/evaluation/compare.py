@@ -37,7 +37,7 @@ AnyRow = Row | PeerRow
 CELL_KEYS: Final = (
     *("evidence", "workload", "contender", "model", "model_args", "variant", "backward", "schedule", "transfer"),
     *("flavour", "partitions", "chunks", "checkpoint", "batch_size", "balance", "threads", "seed"),
-    *("processes", "hosts"),
+    *("processes", "hosts", "steps_overlap", "precision", "optimizer"),
 )
 """What makes rows of two sets comparable; machine and versions may differ, that is what is compared."""
 
@@ -46,6 +46,9 @@ METRICS: Final = (
     *("bubble_fraction", "copy_fraction", "recompute_fraction", "imbalance_fraction", "host_time_per_cell_us"),
 )
 """Columns that are compared where none is asked for; :func:`usual_metrics` says which of them for a row."""
+
+_UNSAID: Final = {"steps_overlap": True, "precision": "float32"}
+"""What rows are taken for that do not say it: those of older tables, and measured ones."""
 
 _TAKEN_ALONG: Final = {"evidence": ("flavour",)}
 """Keys that only rows of some evidence have: across that, they tell nothing apart."""
@@ -116,6 +119,10 @@ def compare_rows(
         raise ValueError(f"metric must be a column of numbers, got {metric!r}; use one of {', '.join(numbers)}")
     if strange := [name for name in across if name not in CELL_KEYS]:
         raise ValueError(f"across must name keys of a cell, got {strange[0]!r}; use one of {', '.join(CELL_KEYS)}")
+    rows, reference = list(rows), list(reference)
+    if not all(key_of(row, "optimizer") for row in (*rows, *reference)):
+        # Rows of older tables and of other programs do not say their optimizer.
+        across = (*across, "optimizer")
     new, old = _grouped(rows, across), _grouped(reference, across)
     cells = [_compare(new.get(key, []), old.get(key, []), metric) for key in dict.fromkeys([*old, *new])]
     pool = common_scatter(cells)
@@ -205,8 +212,13 @@ def _grouped(rows: Iterable[AnyRow], across: Sequence[str]) -> dict[tuple[object
     for row in rows:
         # Two profiles of simulated or emulated hardware are two cells; two real machines are what is compared.
         hardware = row.profile if row.evidence in ("simulated", "emulated") and "evidence" in names else ""
-        groups.setdefault((*(key_of(row, name) for name in names), hardware), []).append(row)
+        groups.setdefault((*(_meant(row, name) for name in names), hardware), []).append(row)
     return groups
+
+
+def _meant(row: AnyRow, name: str) -> object:
+    said = key_of(row, name)
+    return _UNSAID.get(name, said) if said in (None, "") else said
 
 
 def _compare(new: Sequence[AnyRow], old: Sequence[AnyRow], metric: str) -> CellComparison:

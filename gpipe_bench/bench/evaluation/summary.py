@@ -14,8 +14,8 @@ from gpipe_bench.bench.evaluation.statistics import differ
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.configurations import CONFIGURATIONS
 from gpipe_bench.results.intervals import Interval
-from gpipe_bench.results.labels import autograd_words
-from gpipe_bench.results.outcomes import THROUGHPUT, Outcome, group_rows, shown_groups
+from gpipe_bench.results.labels import autograd_words, training_words
+from gpipe_bench.results.outcomes import SCATTER, THROUGHPUT, Outcome, group_rows, shown_groups
 from gpipe_bench.results.outcomes import Group as OutcomeGroup
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.shapley import Share
@@ -39,8 +39,8 @@ _STYLES: Final = {"unsupported": "dim", "skipped": "yellow", "oom": "bold red", 
 _LOUD: Final = ("error", "oom", "skipped")
 _READING: Final = (
     "n repeats or emulated steps; median [bootstrapped 95 % interval, which spans all repeats when they are few]; "
-    "* differs from 1 (Mann-Whitney, p <= 0.05, from 4 repeats on); ideal: bubble of a balanced pipeline "
-    "with free copies."
+    "* differs from 1 (Mann-Whitney, p <= 0.05, from 4 repeats on); noisy: the interval of a measured ratio is wider "
+    f"than {SCATTER:.0%}; ideal: bubble of a balanced pipeline with free copies."
 )
 
 
@@ -120,7 +120,7 @@ def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
             outcome.variant,
             str(len(outcome.ok)),
             _interval(outcome.interval(THROUGHPUT)),
-            _ratio(outcome, group.baseline),
+            _ratio(outcome, group),
             _memory(outcome, scale),
             *(_percent(outcome.middle(column)) for column in _SHARES.values()),
             _status(outcome, notes),
@@ -187,6 +187,7 @@ def _title(row: Row) -> str:
     modes = [f"checkpoint {row.checkpoint}" if row.checkpoint else "", f"{row.transfer} transfer"]
     modes += [f"{row.backward} backward" if row.backward != "autograd" else ""]
     modes += [f"schedule {row.schedule}" if row.schedule != "gpipe" else "", f"seed {row.seed}" if row.seed else ""]
+    modes += [training_words(row)]
     sizes = (f"{row.partitions} partitions{balance}", f"{row.chunks} chunks", f"batch {row.batch_size}")
     pipeline = ", ".join(filter(None, (*sizes, *modes)))
     where = f"{machine}{autograd_words(row)}"
@@ -215,11 +216,12 @@ def _interval(interval: Interval | None) -> str:
     return f"{_digits(interval.median)} [{_digits(interval.low)}, {_digits(interval.high)}]"
 
 
-def _ratio(outcome: Outcome, baseline: Outcome | None) -> str:
-    if outcome is baseline and outcome.ok:
+def _ratio(outcome: Outcome, group: OutcomeGroup) -> str:
+    if outcome is group.baseline and outcome.ok:
         return "1"
-    sides = outcome.samples(THROUGHPUT), baseline.samples(THROUGHPUT) if baseline else []
-    return _interval(outcome.ratio(baseline)) + ("*" if differ(*sides) else "")
+    sides = outcome.samples(THROUGHPUT), group.baseline.samples(THROUGHPUT) if group.baseline else []
+    words = _interval(group.ratio(outcome)) + ("*" if differ(*sides) else "")
+    return f"{words} noisy" if group.noisy(outcome) else words
 
 
 def _digits(value: float) -> str:

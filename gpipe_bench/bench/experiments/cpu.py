@@ -4,10 +4,13 @@ plain loop        one partition, one micro-batch: the nn.Sequential in the calli
 micro-batch loop  one partition: the calling thread trains the micro-batches one after another
 paper's executor  a worker thread per partition, and autograd runs the backward pass
 schedules         the same workers carry out one schedule each; some have two partitions per worker
+
+All of them take turns in one job, so that every ratio to the plain loop compares values of the same seconds.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
@@ -15,6 +18,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from gpipe_bench.bench.spec.cells import CellRun, MeasuredCell
 from gpipe_bench.bench.spec.machine import Machine
+from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.settings import (
     AUTO,
     AutoBalance,
@@ -75,7 +79,7 @@ class CpuWorkload(ModelSection):
     variants: Annotated[Variants, Field(description="of the paper's executor")] = (_VARIANT,)
     threads: Threads = 1
     warmup: Warmup = 1
-    steps: Steps = 2
+    steps: Steps = 5
     seed: Seed = 0
     repeats: Repeats = 3
 
@@ -106,10 +110,13 @@ class CpuWorkload(ModelSection):
                 yield self._cell(schedule=name, **place)
 
     def runs(self, machine: Machine) -> list[CellRun]:  # noqa: ARG002 - a CPU is the same wherever it is asked for
-        """The runs of those cells; a variant that a CPU cannot run is asked for once, as a row that says so."""
+        """The runs of those cells, in turns; a variant that a CPU cannot run is one row that says so."""
+        cells = list(self.cells())
+        digest = hashlib.sha256(",".join(cell.id for cell in cells).encode()).hexdigest()[:8]
+        turns = f"turns-{model_word(self.model)}-cpu-{digest}"
         return [
-            CellRun(cell, repeat)
-            for cell in self.cells()
+            CellRun(cell, repeat, turns)
+            for cell in cells
             for repeat in range(1 if cell.unsupported() else self.repeats)
         ]
 

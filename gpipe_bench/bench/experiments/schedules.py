@@ -2,6 +2,7 @@
 
     devices      all schedules, numbers of micro-batches and checkpoint modes
     scaling      other numbers of devices, with the most micro-batches and the last checkpoint mode
+    apart        those of the last checkpoint mode again, with steps that do not overlap
 
 A schedule with two partitions on each device cuts the model into twice as many partitions.
 """
@@ -35,7 +36,7 @@ from gpipe_bench.bench.spec.settings import (
     Warmup,
     cut_problems,
 )
-from gpipe_bench.bench.spec.simulated_cells import Profile, SimulatedCell
+from gpipe_bench.bench.spec.simulated_cells import Optimizer, Precision, Profile, SimulatedCell
 from gpipe_bench.schedules.table import SCHEDULES, TWO_PER_DEVICE, ScheduleName
 
 Schedules = Annotated[
@@ -57,7 +58,13 @@ def partitions_of(schedule: str, devices: int) -> int:
 
 
 class ScheduleSweep(ModelSection, Experiment):
-    """One model on one type of device, with each schedule; in virtual time."""
+    """One model on one type of device, with each schedule; in virtual time.
+
+    Attributes:
+        apart: whether the cells of the last checkpoint mode are there again, with steps that do not overlap.
+    """
+
+    apart: ClassVar[bool] = True
 
     model: Model = "unet"
     model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
@@ -68,6 +75,8 @@ class ScheduleSweep(ModelSection, Experiment):
     devices: Devices = 8
     scaling: Scaling = ()
     emulated: Emulated = ()
+    precision: Precision = "float32"
+    optimizer: Optimizer = "sgd"
 
     def problems(self) -> Iterator[Problem]:
         """The batch can be cut so, and the model for the most devices."""
@@ -79,27 +88,42 @@ class ScheduleSweep(ModelSection, Experiment):
         if self.emulated and self.devices > MOST_DEVICES:
             text = f"must be at most {MOST_DEVICES} where cells are emulated, got {self.devices}"
             yield Problem(("devices", "emulated"), f"{text}; lower it")
+        if self.emulated and self.precision != "float32":
+            text = f"must be empty with precision {self.precision}, got {', '.join(self.emulated)}"
+            yield Problem(("emulated", "precision"), f"{text}; the engine is emulated in float32")
 
     def simulations(self) -> list[SimulatedCell]:
         """The cells of all schedules on ``devices``, then those of other numbers of devices."""
         points = [(self.devices, *point) for point in product(self.checkpoints, self.chunks)]
         points += [(p, self.checkpoints[-1], max(self.chunks)) for p in self.scaling]
-        return [
-            SimulatedCell(**self._settings(name, p), checkpoint=mode, chunks=chunks, flavour="current")
+        cells = [
+            SimulatedCell(
+                **self._settings(name, p),
+                checkpoint=mode,
+                chunks=chunks,
+                precision=self.precision,
+                flavour="current",
+            )
             for p, mode, chunks in points
             for name in SCHEDULES
         ]
+        modes = {self.checkpoints[-1], *self.emulated} if self.apart else set()
+        return cells + [cell.changed(steps_overlap=False) for cell in cells if cell.checkpoint in modes]
 
     def emulations(self) -> list[EmulatedCell]:
         """The cells of all schedules in the modes of ``emulated``."""
         return [
-            EmulatedCell(**self._settings(name, self.devices), checkpoint=mode, chunks=min(self.chunks))
+            EmulatedCell(
+                **self._settings(name, self.devices), checkpoint=mode, chunks=min(self.chunks), steps_overlap=overlap
+            )
             for mode in self.emulated
+            for overlap in (True, False)
             for name in SCHEDULES
         ]
 
     def _settings(self, name: str, devices: int) -> dict[str, Any]:
-        shared = {field: getattr(self, field) for field in ("model", "model_args", "profile", "batch_size")}
+        names = ("model", "model_args", "profile", "batch_size", "optimizer")
+        shared = {field: getattr(self, field) for field in names}
         place = {"partitions": partitions_of(name, devices), "balance": ()}
         return {**shared, **place, "schedule": name}
 
@@ -107,6 +131,7 @@ class ScheduleSweep(ModelSection, Experiment):
 class ScheduleSteps(ScheduleSweep):
     """One step of each schedule, whose timeline is kept."""
 
+    apart: ClassVar[bool] = False
     timelines: ClassVar[bool] = True
     verified: ClassVar[bool] = False
 
@@ -168,16 +193,25 @@ _UNET: Final[dict[str, Any]] = {"model": "unet", "model_args": "depth=5;B=5;C=64
 _AMOEBANET: Final[dict[str, Any]] = {"model": "amoebanet-d", "model_args": "L=36;D=256"}
 _VIT: Final[dict[str, Any]] = {"model": "vit", "model_args": "L=32;D=1280"}
 
+_SMALL: Final[dict[str, Any]] = {"profile": "h100", "chunks": (16,), "checkpoints": ("never",), "scaling": (32,)}
+"""The same few cells in float32 with SGD, and in bfloat16 with AdamW."""
+
+_HALF: Final[dict[str, Any]] = {**_SMALL, "precision": "bfloat16", "optimizer": "adamw"}
+
 _SWEEPS: Final = {
     "amoebanet-d-h100": ScheduleSweep(**_AMOEBANET, profile="h100", batch_size=256, scaling=(2, 4, 16)),
     "amoebanet-d-p40": ScheduleSweep(**_AMOEBANET, scaling=(2, 4, 16)),
     "gpt2-h100": ScheduleSweep(model="gpt2", profile="h100", scaling=(2, 4), emulated=("never",)),
     "gpt2-p40": ScheduleSweep(model="gpt2", batch_size=64),
     "gpt2-xl-h100": ScheduleSweep(model="gpt2-xl", profile="h100", batch_size=64, scaling=(2, 4, 16, 32)),
+    "gpt2-xl-h100-m16": ScheduleSweep(model="gpt2-xl", batch_size=64, **_SMALL),
+    "gpt2-xl-h100-bfloat16": ScheduleSweep(model="gpt2-xl", batch_size=64, **_HALF),
     "gpt2-xl-p40": ScheduleSweep(model="gpt2-xl", batch_size=32, chunks=(16, 32)),
     "unet-h100": ScheduleSweep(**_UNET, profile="h100", batch_size=256, scaling=(2, 4, 16, 32, 64)),
     "unet-p40": ScheduleSweep(**_UNET, scaling=(2, 4, 16, 32, 64), emulated=("never",)),
     "vit-h100": ScheduleSweep(**_VIT, profile="h100", batch_size=256, scaling=(2, 4, 16, 32)),
+    "vit-h100-m16": ScheduleSweep(**_VIT, batch_size=256, **_SMALL),
+    "vit-h100-bfloat16": ScheduleSweep(**_VIT, batch_size=256, **_HALF),
     "vit-p40": ScheduleSweep(**_VIT),
 }  # fmt: skip
 

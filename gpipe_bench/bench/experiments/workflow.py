@@ -36,6 +36,34 @@ TABLE_PATTERN: Final = "results/simulated/published-{table}.json"
 
 
 @dataclass(frozen=True, slots=True)
+class TimedJob:
+    """What one job measures.
+
+    Attributes:
+        cells: one, or several that take turns.
+        repeats: how often each is run.
+    """
+
+    cells: list[MeasuredCell]
+    repeats: int
+
+    @property
+    def only(self) -> str:
+        """The keys of its cells, as ``--only`` takes them."""
+        return ",".join(cell.id for cell in self.cells)
+
+    @property
+    def accelerators(self) -> int:
+        """How many it needs."""
+        return max(cell.accelerators for cell in self.cells)
+
+    @property
+    def hosts(self) -> int:
+        """How many it needs."""
+        return max(cell.hosts for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True)
 class SuitePlan:
     """All runs of the suite on this machine.
 
@@ -85,13 +113,15 @@ class SuitePlan:
         write_files({path: cells_text([*self.measured.values(), *virtual])})
 
     @property
-    def repeats(self) -> dict[str, int]:
-        """For each cell how often it is run: as often as the experiment asks that asks for most."""
-        found: dict[str, int] = {}
-        for runs in self.runs.values():
-            for run in runs:
-                found[run.cell.id] = max(found.get(run.cell.id, 0), run.repeat + 1)
-        return found
+    def timed(self) -> dict[str, TimedJob]:
+        """What measures, by the names of the files; as often as the experiment asks that asks for most."""
+        asked: dict[str, list[CellRun]] = {}
+        for run in (run for runs in self.runs.values() for run in runs):
+            asked.setdefault(run.job, []).append(run)
+        return {
+            name: TimedJob(list({run.cell.id: run.cell for run in runs}.values()), max(run.repeat for run in runs) + 1)
+            for name, runs in asked.items()
+        }
 
     @property
     def raw(self) -> dict[str, list[str]]:

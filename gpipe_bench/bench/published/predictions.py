@@ -96,8 +96,13 @@ def _model_flops(setting: Setting, row: Row, _: Path | None) -> float | None:
     return row.throughput_samples_per_s * setting.tflop_per_sample / (setting.partitions * peak)
 
 
+def _per_device(_: Setting, row: Row, __: Path | None) -> float | None:
+    return row.throughput_samples_per_s and row.throughput_samples_per_s / (row.device_count or 1)
+
+
 METRICS: Final[Mapping[str, Callable[[Setting, Row, Path | None], float | None]]] = {
     "throughput_samples_per_s": lambda _, row, __: row.throughput_samples_per_s,
+    "throughput_samples_per_s_per_device": _per_device,
     "utilization_fraction": lambda _, row, __: row.utilization_fraction,
     "peak_reserved_gib": lambda _, row, __: row.peak_reserved_gib,
     _COUNTED: _model_gib,
@@ -139,7 +144,7 @@ def summary(found: Sequence[Prediction]) -> str:
         f"predicted: {_mean_error(roles['predicted'])}",
         f"  without model memory, which only counts parameters: {_mean_error(counted)}",
         f"held out until it was predicted: {_mean_error(roles['held_out'])}",
-        f"on other hardware, to which nothing was fitted: {_mean_error(roles['transferred'])}",
+        f"on other hardware, not fitted: {_mean_error(roles['transferred'])}",
         f"fitted: {_mean_error(roles['fitted'])}",
     ]
     lines += [f"  {table}: {_mean_error(own)}" for table, own in _by_table(found).items()]

@@ -22,7 +22,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.cases import CASES, Bench, Case, peak_cases
 from gpipe_bench.measure.devices import distinct_devices
 from gpipe_bench.measure.environment import device_name, environment_facts
-from gpipe_bench.measure.host_rates import TINY, loss, step_seconds, thread_slowdowns
+from gpipe_bench.measure.host_rates import TINY, loss, step_seconds, thread_slowdowns, update_seconds
 from gpipe_bench.measure.links import link_rate, ways
 from gpipe_bench.measure.queued import device_seconds
 from gpipe_bench.simulator.api import step_launches
@@ -40,6 +40,7 @@ _SAME_MEMORY: Final = 0.05
 # What a constant is taken for until it is measured, or where no case tells it.
 _ASSUMED: Final = "h100"
 _AMPERE: Final = (8, 0)  # the first compute capability with TF32 and with bfloat16 that is fast
+_HOPPER: Final = (9, 0)  # from here on PyTorch gives cuBLAS a larger workspace
 _STREAMS: Final = [case.name for case in CASES if "memory" in case.constants]
 _SPEEDS: Final = ("peak_tflops", "matrix_tflops", "bandwidth_gb_per_s")
 
@@ -143,15 +144,19 @@ def _convolutions(*, tf32: bool) -> Iterator[None]:
 
 
 def _host(device: torch.device, failures: dict[str, str]) -> dict[str, Constant]:
-    """Host time of an operation, and what threads that launch at once make of it."""
+    """Host time of an operation and of a parameter, and what threads that launch at once make of the former."""
     found = {}
     with _noted(failures, "launch_us"):
-        each = []
+        updates, each = update_seconds(device, REPEATS), []
         for name, (make, shape) in TINY.items():
             with _META:
-                launches = step_launches(make(), torch.empty(shape), loss)
-            each.append([_US_PER_S * seconds / launches for seconds in step_seconds(name, device, REPEATS)])
+                net = make()
+                launches = step_launches(net, torch.empty(shape), loss)
+            updating = len([*net.parameters()]) * median(updates)
+            steps = step_seconds(name, device, REPEATS)
+            each.append([_US_PER_S * (seconds - updating) / launches for seconds in steps])
         found["launch_us"] = _constant([fmean(both) for both in zip(*each, strict=True)])
+        found["parameter_us"] = _constant([_US_PER_S * seconds for seconds in updates])
     with _noted(failures, "lock"):
         found["lock"] = _constant(thread_slowdowns(device, REPEATS))
     return found
@@ -183,6 +188,7 @@ def _hardware(bench: Bench, programs: Sequence[TimedProgram], name: str, failure
             "name": name,
             "device": model,
             "winograd": False,
+            "cublas_workspace_mib": _workspace_mib(device),
             "queue_depth": 1024,
             "links": links,
             "topology": {
@@ -271,6 +277,13 @@ def _multiprocessors(device: torch.device) -> int | None:
         return None
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
+
+
+def _workspace_mib(device: torch.device) -> float:
+    """PyTorch's default."""
+    if device.type == "cpu":
+        return 0
+    return 32 if torch.cuda.get_device_capability(device) >= _HOPPER else 8.125
 
 
 def _memory(device: torch.device) -> dict[str, float]:

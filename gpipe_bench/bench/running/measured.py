@@ -3,7 +3,8 @@
 Each quantity is taken in steps of its own, in this order:
 
     warm-up     untimed
-    timed       every device synchronised before each reading of the clock; nothing else runs
+    timed       every device synchronised before each reading of the clock; nothing else runs. Before each step,
+                and after the last one, other cells can have their turn
     utilisation accelerators: the driver is sampled for some seconds
     timeline    three steps under a recorder; the one of median length is kept
     memory      CPU: one step in which every tensor is counted
@@ -21,6 +22,7 @@ from statistics import median
 from typing import Any, Final
 
 from gpipe_bench.bench.running.ranks import Ranks, joined
+from gpipe_bench.bench.running.run import Pieces
 from gpipe_bench.bench.running.trial import Trial, prepare_process
 from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.storage.raw import SHARES, RawResult, cell_row
@@ -43,8 +45,10 @@ Peaks = list[tuple[float | None, float | None]]
 """For each partition GiB allocated and reserved; None where they stand with another partition or are not known."""
 
 
-def measure_cell(cell: MeasuredCell, repeat: int) -> RawResult:
+def measure_cell(cell: MeasuredCell, repeat: int) -> Pieces:
     """Build, warm up and measure ``cell``; one of several processes measures its part, and has the result of all.
+
+    Yields before each timed step and after the last one.
 
     Raises:
         BalanceError, DeviceCountError: the cell does not fit the model or the machine.
@@ -52,16 +56,23 @@ def measure_cell(cell: MeasuredCell, repeat: int) -> RawResult:
     """
     prepare_process(cell)
     with joined(cell) as ranks:
-        return _measured(cell, repeat, ranks)
+        return (yield from _measured(cell, repeat, ranks))
 
 
-def _measured(cell: MeasuredCell, repeat: int, ranks: Ranks) -> RawResult:
+def _measured(cell: MeasuredCell, repeat: int, ranks: Ranks) -> Pieces:
     facts = environment_facts(cell.placement(), cell.hosts)
     trial = Trial(cell, ranks)
     counted = all(has_memory_statistics(device) for device in trial.devices)
     if counted:
         reset_peak_memory(trial.devices)
-    seconds = ranks.gather(timed(trial.step, trial.devices, steps=cell.steps, warmup=cell.warmup))[0]
+    for _ in range(cell.warmup):
+        trial.step()
+    own: list[float] = []
+    for _ in range(cell.steps):
+        yield
+        own += timed(trial.step, trial.devices, steps=1, warmup=0)
+    yield
+    seconds = ranks.gather(own)[0]
     homes = cell.homes()
     peaks = _allocator_peaks(trial, [ranks.size == 1 or home == ranks.rank for home in homes]) if counted else None
     sampled = ranks.gather(_sampled_utilization(trial, median(seconds)))

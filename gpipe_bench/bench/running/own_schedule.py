@@ -128,11 +128,13 @@ class OwnRun:
         evidence: ``simulated``, ``emulated`` or ``measured``.
         events: of its tasks.
         bound_by_host: whether the devices wait for the host, as far as is known.
+        caveats: what makes its times less certain than others.
     """
 
     evidence: str
     events: Sequence[TimelineEvent]
     bound_by_host: bool = False
+    caveats: Sequence[str] = ()
 
     @property
     def times(self) -> dict[Action, tuple[float, float]]:
@@ -156,4 +158,4 @@ class OwnRun:
 def _of_simulation(step: Simulation) -> OwnRun:
     if step.status != "ok":
         raise ConfigError([f"the step must fit the memory, got {step.reason}"])
-    return OwnRun(step.evidence, step.events, step.bound_by_host)
+    return OwnRun(step.evidence, step.events, step.bound_by_host, step.caveats)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +25,10 @@ from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 from gpipe_bench.models.own import own_line
 
-Measure = Callable[[MeasuredCell, int], RawResult]
+Pieces = Generator[None, None, RawResult]
+"""A measurement that stops before each timed step, so that others can have their turn; the result is its value."""
+
+Measure = Callable[[MeasuredCell, int], Pieces]
 
 
 def run_cell(cell: MeasuredCell, repeat: int, measure: Measure | None = None) -> RawResult:
@@ -39,11 +42,26 @@ def run_cell(cell: MeasuredCell, repeat: int, measure: Measure | None = None) ->
     Raises:
         ConfigError, BalanceError: the arguments do not fit the model.
     """
+    return finished(cell_pieces(cell, repeat, measure))
+
+
+def finished(pieces: Pieces) -> RawResult:
+    """The result of a measurement, all pieces of which are done at once."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: RawResult = end.value
+            return result
+
+
+def cell_pieces(cell: MeasuredCell, repeat: int, measure: Measure | None = None) -> Pieces:
+    """The same as :func:`run_cell` in pieces."""
     reason = cell.unsupported()
     if reason:
         return failed_result(cell, repeat, "unsupported", reason)
     try:
-        return (measure or _measure)(cell, repeat)
+        return (yield from (measure or _measure)(cell, repeat))
     except DeviceCountError as error:
         return failed_result(cell, repeat, "skipped", status_of(error)[1])
     except BAD_ARGUMENTS:
@@ -75,11 +93,11 @@ def _facts(cell: MeasuredCell) -> dict[str, Any]:
     return {"device": f"{cell.device} {name}".strip(), "device_count": cell.devices, **profile, **host_facts()}
 
 
-def _measure(cell: MeasuredCell, repeat: int) -> RawResult:
+def _measure(cell: MeasuredCell, repeat: int) -> Pieces:
     from gpipe_bench.bench.running.ranks import rank_here, run_in_ranks
 
     if cell.processes > 1 and rank_here(cell) is None:
         return run_in_ranks(cell, repeat)
     from gpipe_bench.bench.running.measured import measure_cell
 
-    return measure_cell(cell, repeat)
+    return (yield from measure_cell(cell, repeat))

@@ -166,7 +166,7 @@ def step_result(
     events = [event.to_dict() for event in step.events] if timeline else []
     tables = device_records(step.devices, balance, [cell.places[home] for home in cell.homes()]), steps, events
     needed = step.shortage.needed_gib if step.shortage else None
-    return RawResult(cell.id, row, *tables, cell.configuration, step.bound_by_host, needed)
+    return RawResult(cell.id, row, *tables, cell.configuration, step.bound_by_host, [*step.caveats], needed)
 
 
 def device_records(uses: Iterable[DeviceUse], balance: Sequence[int], placement: Sequence[int]) -> list[dict[str, Any]]:

@@ -33,10 +33,10 @@ from gpipe_bench.schedules.table import shared_places
 from gpipe_bench.util.nearest import nearest
 
 RAW_PATTERN: Final = "results/raw/{cell}.json"
-"""Where the raw results of a cell lie, one per repeat, whatever experiments asked for it."""
+"""Where the raw results of a cell, or of cells that take turns, lie, whatever experiments asked for them."""
 
 CELL_PATTERN: Final = r"[a-z][a-z0-9._-]*-[0-9a-f]{8}"
-"""Regular expression of every cell id."""
+"""Regular expression of every cell id, and of every name of cells that take turns."""
 
 # The types that PyTorch gives to devices which can train; it names no public list of them.
 _DEVICE_TYPES: Final = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "privateuseone", "xpu")
@@ -89,6 +89,7 @@ class PipelineCell(PipelineSettings):
         settings, schedule = self.settings(), self.schedule or "gpipe"
         found: dict[str, Any] = {name: settings[name] for name in _COLUMNS if name in settings}
         found |= {"evidence": self.evidence, "schedule": schedule, "microbatches": self.microbatches}
+        found |= {"precision": "float32", "optimizer": "sgd"}
         return {**found, **asdict(self.components), "config_sha256": self.config_sha256, "cell": self.id}
 
 
@@ -196,15 +197,27 @@ class MeasuredCell(MeasuredSettings, PipelineCell):
 
 
 class CellRun(NamedTuple):
-    """One repeat of a cell, each in a fresh process."""
+    """One repeat of a cell, each in a fresh process.
+
+    Attributes:
+        cell: what is measured.
+        repeat: 0-based.
+        turns: name of the cells with which it takes turns; empty where it has the machine to itself.
+    """
 
     cell: MeasuredCell
     repeat: int
+    turns: str = ""
+
+    @property
+    def job(self) -> str:
+        """Name of the job that measures it, with all repeats of all cells that take turns."""
+        return self.turns or self.cell.id
 
     @property
     def path(self) -> Path:
-        """Where its raw result lies beside those of the other repeats, below the folder of the run."""
-        return Path(RAW_PATTERN.format(cell=self.cell.id))
+        """Where its raw result lies beside the others of its job, below the folder of the run."""
+        return Path(RAW_PATTERN.format(cell=self.job))
 
 
 def distinct_runs(runs: Iterable[CellRun]) -> list[CellRun]:

@@ -77,6 +77,10 @@ Masters = Annotated[
 ]
 Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that have the devices, as many each")]
 Network = Annotated[str, Field(description="link between hosts, by name: ndr400, ethernet10, or a link of the profile")]
+StepsOverlap = Annotated[
+    bool,
+    Field(description="whether a step starts while other devices run the one before; false: it ends on all devices"),
+]
 Flavour = Annotated[choices.Flavour, Field(description="autograd engine: current, or published for PyTorch 1.3")]
 
 
@@ -120,6 +124,7 @@ class VirtualCell(HardwareSettings, PipelineCell):
     devices: Devices = 0
     tf32: Tf32 = None
     launch_us: LaunchUs = None
+    steps_overlap: StepsOverlap = True
 
     @property
     def place(self) -> str:
@@ -129,7 +134,11 @@ class VirtualCell(HardwareSettings, PipelineCell):
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``simulate`` and ``emulate`` that it decides, but model, balance and devices."""
         names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer")
-        return {name: getattr(self, name) for name in (*names, "profile", "tf32", "launch_us")}
+        return {name: getattr(self, name) for name in (*names, "profile", "tf32", "launch_us", "steps_overlap")}
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of a row that the cell decides."""
+        return {**super().columns(), "optimizer": self.optimizer, "steps_overlap": self.steps_overlap}
 
     @property
     def places(self) -> list[int]:
@@ -147,6 +156,7 @@ class VirtualCell(HardwareSettings, PipelineCell):
         """All settings but the kind of evidence, and what is as usual."""
         data = super().settings()
         usual = {"evidence"} | {name for name in ("tf32", "launch_us") if data[name] is None}
+        usual |= {"steps_overlap"} if self.steps_overlap else set()
         usual |= {"devices"} if self.devices in (0, self.schedule_devices) else set()
         return {name: value for name, value in data.items() if name not in usual}
 

@@ -41,6 +41,7 @@ class RawResult:
         events: timeline events of one untimed step.
         configuration: what the row's ``config_sha256`` is the digest of; see :mod:`gpipe_bench.results.configurations`.
         bound_by_host: whether its devices wait for the host; measured ones do not know.
+        caveats: what makes its numbers less certain than others; likewise.
         needed_gib: what the device needs that is out of memory; only simulations know.
     """
 
@@ -51,6 +52,7 @@ class RawResult:
     events: list[dict[str, Any]] = field(default_factory=list)
     configuration: str = ""
     bound_by_host: bool = False
+    caveats: list[str] = field(default_factory=list)
     needed_gib: float | None = None
 
     def to_json(self) -> str:

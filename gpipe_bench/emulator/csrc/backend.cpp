@@ -100,6 +100,7 @@ int vd_device_count() {
 }
 
 void vd_trace_start() {
+  virtual_devices::parameters().clear();
   virtual_devices::trace().start();
 }
 
@@ -141,6 +142,14 @@ void vd_backward_end(int64_t version) {
 
 int64_t vd_mark() {
   return virtual_devices::trace().add_version({ROW_mark});
+}
+
+void vd_parameter(const void* tensor) {
+  virtual_devices::parameters().add(tensor);
+}
+
+void vd_update(int device, int64_t nanoseconds) {
+  virtual_devices::trace().add({ROW_update, 0, device, virtual_devices::current_stream(device), nanoseconds});
 }
 
 int64_t vd_set_duration(int64_t nanoseconds) {

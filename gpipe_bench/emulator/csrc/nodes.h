@@ -5,8 +5,10 @@
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <map>
+#include <set>
 #include <tuple>
 
 namespace virtual_devices {
@@ -55,8 +57,46 @@ inline NodeNumbers& node_numbers() {
   return *instance;
 }
 
+// The parameters whose gradients are kept for an update; other leaves are those of cells and of checkpoints.
+class Parameters {
+ public:
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    known_.clear();
+  }
+
+  void add(const void* tensor) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    known_.insert(tensor);
+  }
+
+  bool has(const at::Tensor& tensor) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return known_.count(tensor.unsafeGetTensorImpl()) > 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<const void*> known_;
+};
+
+inline Parameters& parameters() {
+  static Parameters* instance = new Parameters;
+  return *instance;
+}
+
+// The node of a parameter, or of another leaf.
+inline const torch::autograd::AccumulateGrad* keeper(const Node& node) {
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(&node);
+}
+
 inline void add_node(const Node& node) {
   Record row{ROW_node};
+  const auto* keeps = keeper(node);
+  if (keeps != nullptr && !keeps->variable.grad().defined() && parameters().has(keeps->variable)) {
+    row.launches = 1;
+    row.peer = keeps->variable.device().index();
+  }
   row.bytes = static_cast<int64_t>(std::min<uint64_t>(node.sequence_nr(), INT64_MAX));
   row.writes.push_back(whole(node_numbers().take(node)));
   for (const auto& edge : node.next_edges()) {
@@ -82,7 +122,7 @@ inline void note_node() {
 
 inline std::unique_ptr<at::ObserverContext> call_node(const at::RecordFunction&) {
   const auto node = torch::autograd::get_current_node();
-  t_sums = node && node->name() == "torch::autograd::AccumulateGrad";
+  t_sums = node && keeper(*node) != nullptr;
   if (t_nested == 0 && node && trace().on()) {
     // The same node may run once more, in another backward pass.
     t_node = t_called ? NodeKey{} : t_node;

@@ -14,7 +14,8 @@ typedef struct {
     int32_t kind, name;        /* name: place in the table of names (an operator, or a kind of copy) */
     int32_t device, stream;    /* -1: the host; stream 0 is the default one, 1..64 the pools */
     int32_t peer, peer_stream; /* of a copy: the other device (-1: the host) and its current stream */
-    int32_t thread, launches;  /* host thread in the order first seen; launches of a kernel (0: costs the host nothing) */
+    int32_t thread, launches;  /* host thread in the order first seen; launches of a kernel (0: costs the host nothing); of
+                                  a node, whose `peer` is then its device, 1 if it keeps a gradient without a kernel */
     int32_t sums, scratch;     /* whether the row adds gradients up, in the order of their arrival; whether an allocation
                                   is for a kernel that can do without */
 } TraceRow;
@@ -42,5 +43,6 @@ enum {
     ROW_mark,          /* the end of a training step; all rows so far belong to it or to earlier ones */
     ROW_node,          /* the thread begins a node of autograd. `bytes` is its sequence number. It writes one block, its own
                           number, and reads those of the nodes that wait for it */
-    ROW_full           /* the program is told that the device is full */
+    ROW_full,          /* the program is told that the device is full */
+    ROW_update         /* the host goes through the parameters of an update, and keeps their device waiting */
 };

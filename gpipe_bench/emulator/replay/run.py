@@ -24,7 +24,7 @@ from gpipe_bench.simulator.clock.run import DeviceMemory
 from gpipe_bench.simulator.workloads.workload import Machine
 
 _ADDRESS: Final = ctypes.c_void_p
-_COPY, _MARK = (KINDS.index(kind) for kind in ("copy", "mark"))
+_COPY, _MARK, _NODE, _UPDATE = (KINDS.index(kind) for kind in ("copy", "mark", "node", "update"))
 _MOST_SHOWN: Final = 5
 
 
@@ -75,10 +75,16 @@ class Replayed:
     def sums(self, what: str, first: int = 0, last: int | None = None) -> Counter[int]:
         """``launches``, or ``duration_ns`` of kernels, for each device, by rows from ``first`` to before ``last``."""
         found: Counter[int] = Counter()
-        devices, counts = (_column(self.trace, name)[first:last] for name in ("device", what))
-        for device, count in zip(devices, counts, strict=True):
-            found[device] += max(0, count)
+        columns = (_column(self.trace, name)[first:last] for name in ("kind", "device", "peer", what))
+        for kind, device, peer, count in zip(*columns, strict=True):
+            if kind != _UPDATE:
+                found[peer if kind == _NODE else device] += max(0, count)
         return found
+
+    def updating_ns(self, first: int = 0, last: int | None = None) -> int:
+        """Time in which the host keeps devices waiting, by rows from ``first`` to before ``last``."""
+        kinds, times = (_column(self.trace, name)[first:last] for name in ("kind", "duration_ns"))
+        return sum(time for kind, time in zip(kinds, times, strict=True) if kind == _UPDATE)
 
 
 def replay(trace: Trace, machine: Machine, *, host_time: bool = True) -> Replayed:

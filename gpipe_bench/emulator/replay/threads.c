@@ -93,12 +93,13 @@ static void leave_row(Replay *replay, uint32_t thread)
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
 
-/* Issues a kernel or a copy; says whether the thread pauses. */
+/* Issues a kernel, a copy or a wait for the host; says whether the thread pauses. */
 static bool issue(Replay *replay, uint32_t thread, uint32_t number)
 {
     const TraceRow *row = &replay->input->rows[number];
     uint32_t devices = (uint32_t)replay->input->devices, device = (uint32_t)row->device, peer = (uint32_t)row->peer;
-    Time known = replay->input->duration_ns[number], host_ns = host_takes(&replay->clock, row->launches);
+    Time known = replay->input->duration_ns[number];
+    Time host_ns = row->kind == ROW_update ? known : host_takes(&replay->clock, row->launches);
     Order order = {known > 0 ? known : 0, host_ns, (uint32_t)row->launches, {device}, 1};
     uint32_t streams[2] = {*stream_of(replay, row->device, row->stream), NONE}, count = 1;
     if (row->kind == ROW_copy) {
@@ -112,7 +113,7 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
         order_bus(&order, 3 * devices, replay->input->second_bus[number]);
     }
     host_mark(&replay->clock, stream_issue(&replay->clock, streams, count, &order), number, true, true);
-    return row->launches && host_spends(&replay->clock, thread, streams[0], host_ns);
+    return (row->launches || row->kind == ROW_update) && host_spends(&replay->clock, thread, streams[0], host_ns);
 }
 
 /* The thread pauses until what its own stream waits for has run; false: nothing has to. */
@@ -183,12 +184,15 @@ static bool run_row(Replay *replay, uint32_t thread, uint32_t number)
         await_event(replay, replay->first_own + thread, row->version);
         return await_own_stream(replay, thread);
     }
+    if (row->kind == ROW_node && row->launches)
+        return thread_pause(&replay->clock, thread, replay->clock.now + host_takes(&replay->clock, row->launches));
     /* Memory of the host costs nothing. */
     if (row->device < 0)
         return false;
     switch (row->kind) {
     case ROW_kernel:
     case ROW_copy: return issue(replay, thread, number);
+    case ROW_update: return replay->input->launch_ns && issue(replay, thread, number);
     case ROW_record: record_event(replay, row); return false;
     case ROW_wait: await_event(replay, *stream_of(replay, row->device, row->stream), row->version); return false;
     case ROW_sync_stream: return await_stream(replay, thread, row);

@@ -173,7 +173,7 @@ static bool run_node(Clock *clock, uint32_t thread, Thread *own) {
         if (input->published)
             host_wait(clock, node, true);
         return false;
-    case NODE_loss: return host_kernels(clock, thread, node->stream, input->loss_ns, input->loss_launches);
+    case NODE_loss: return host_kernels(clock, thread, node->stream, input->loss_ns, input->loss_launches, 0);
     default: return false;
     }
 }

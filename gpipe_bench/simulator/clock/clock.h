@@ -113,7 +113,7 @@ bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns);
 void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, bool ends);
 bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind);
 bool host_transfer(Clock *clock, uint32_t thread, uint32_t node, bool back);
-bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches);
+bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches, Time kept_ns);
 bool host_goes_on(Clock *clock, uint32_t thread);
 int32_t host_device(const Clock *clock, const Record *record);
 bool host_returns(const Clock *clock, uint32_t node);
@@ -225,6 +225,7 @@ struct Clock {
     Inbox *inboxes;
     uint32_t collecting; /* the task that the calling thread waits for, or NONE */
     int64_t step;
+    bool *has_gradients; /* of each partition, whether the step has given its parameters some */
     VECTOR(Record) records;
     VECTOR(int64_t) step_records; /* the first record of each step */
 };

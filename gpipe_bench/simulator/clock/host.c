@@ -2,7 +2,7 @@
 
 #include "clock.h"
 
-/* The numbers of task (i, j): durations and launches of each kind of computation, then the columns called WORK. */
+/* The numbers of task (i, j), the columns called WORK. */
 const int64_t *host_work(const Clock *clock, uint32_t i, uint32_t j) {
     const Input *input = clock->input;
     return input->works + (input->class_of[i] * input->partitions + j) * WORK_columns;
@@ -97,12 +97,29 @@ void host_mark(Clock *clock, uint32_t operation, uint32_t record, bool begins, b
     marked->ends = marked->ends || ends;
 }
 
+/* When each of the launches of a pass has run, after its start; NULL: evenly. */
+static const int64_t *launch_ends(const Clock *clock, const Node *task, int kind, int64_t launches) {
+    const Input *input = clock->input;
+    int64_t place = (input->class_of[task->i] * input->partitions + task->j) * (KIND_backward_weights + 1) + kind;
+    const int64_t *first = input->ends_first + place;
+    return first[1] - first[0] == launches ? input->ends + first[0] : NULL;
+}
+
 static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     const Node *task = &clock->graph.nodes.items[node];
-    const int64_t *work = host_work(clock, task->i, task->j) + 2 * kind;
+    const int64_t *work = host_work(clock, task->i, task->j) + WORK_each * kind;
     uint32_t stream = clock->computing[task->j], record = new_record(clock, node, kind);
-    Order order = {work[0], host_takes(clock, work[1]), (uint32_t)work[1], {0}, 1};
+    Time duration = work[WORK_ns];
+    int64_t launches = work[WORK_launches];
+    if (work[WORK_adding_launches] && !clock->has_gradients[task->j]) {
+        /* Gradients that were given up are not there to be added to; autograd goes to each of them nevertheless. */
+        clock->has_gradients[task->j] = true;
+        duration -= work[WORK_adding_ns];
+        launches -= work[WORK_adding_launches];
+    }
+    Order order = {duration, host_takes(clock, work[WORK_launches]), (uint32_t)launches, {0}, 1};
     order.engines[0] = (uint32_t)clock->input->device_of[task->j];
+    order.launch_ends = launch_ends(clock, task, kind, launches);
     host_mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
     return host_spends(clock, thread, stream, order.host_ns);
 }
@@ -165,11 +182,12 @@ static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     return issue_pass(clock, thread, node, kind);
 }
 
-/* Kernels that belong to no task; says whether the thread pauses. */
-bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches) {
-    if (!duration && !launches)
+/* Kernels that belong to no task, after `kept_ns` in which the host keeps its device waiting; says whether the thread
+   pauses. */
+bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches, Time kept_ns) {
+    if (!duration && !launches && !kept_ns)
         return false;
-    Order order = {duration, host_takes(clock, launches), (uint32_t)launches, {0}, 1};
+    Order order = {kept_ns + duration, kept_ns + host_takes(clock, launches), (uint32_t)launches, {0}, 1};
     order.engines[0] = clock->device_of.items[stream];
     stream_issue(clock, &stream, 1, &order);
     return host_spends(clock, thread, stream, order.host_ns);
@@ -218,8 +236,8 @@ bool host_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
     if (clock->memory && host_requested(clock, request_pass(clock, task, kind)))
         return true;
     /* Of a backward pass in two parts, one may have nothing to compute. */
-    const int64_t *work = host_work(clock, task->i, task->j) + 2 * kind;
-    if ((kind == KIND_backward_inputs || kind == KIND_backward_weights) && !work[0] && !work[1])
+    const int64_t *work = host_work(clock, task->i, task->j) + WORK_each * kind;
+    if ((kind == KIND_backward_inputs || kind == KIND_backward_weights) && !work[WORK_ns] && !work[WORK_launches])
         return false;
     return issue(clock, thread, node, kind, (uint32_t)clock->input->device_of[task->j]);
 }

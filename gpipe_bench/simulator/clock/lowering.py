@@ -14,7 +14,7 @@ from gpipe_bench.simulator.clock.program_rows import cell_rows, program_rows
 from gpipe_bench.simulator.clock.settings import Settings
 from gpipe_bench.simulator.clock.shared import filled
 from gpipe_bench.simulator.clock.transfers import transfer_columns
-from gpipe_bench.simulator.workloads.workload import NOTHING, Machine, SplitWork, TaskWork, Workload
+from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, Machine, SplitWork, TaskWork, Workload
 
 _Columns = dict[str, Sequence[int]]
 
@@ -100,15 +100,20 @@ class Lowered:
         # The loss of each micro-batch is its share of the whole, so that all are the whole.
         shares = accumulate(map(abs, sizes), initial=0)
         ends = [share * work.loss.duration_ns // sum(map(abs, sizes)) for share in shares]
-        tasks = (works[size] for size in number for works in work.partitions)
+        tasks = [works[size] for size in number for works in work.partitions]
+        passes = (kernels for task in tasks for kernels in _passes(task))
+        # The latencies of the published runs were chosen while launches left queues evenly.
+        known = self._settings.flavour != "published"
         return {
             "device_of": self.devices,
             "row_of": self._rows,
             "update_ns": [kernels.duration_ns for kernels in updates],
             "update_launches": [kernels.launches for kernels in updates],
+            "update_host_ns": [kernels.host_ns for kernels in updates],
             "class_of": array("i", map(number.__getitem__, sizes)),
             "microbatch_loss_ns": [end - start for start, end in pairwise(ends)],
             "works": array("q", chain.from_iterable(map(_work_row, tasks))),
+            **_flat("ends", [one.ends_ns if known and len(one.ends_ns) == one.launches else () for one in passes]),
             "skip_source": [skip.source for skip in work.skips],
             "skip_target": [skip.target for skip in work.skips],
         }
@@ -160,12 +165,16 @@ def _flat(name: str, lists: Sequence[Sequence[int]]) -> _Columns:
     return {f"{name}_first": [0, *accumulate(map(len, lists))], name: [*chain.from_iterable(lists)]}
 
 
-def _work_row(work: TaskWork) -> Iterator[int]:
-    """Durations and launches of each kind of computation, then output bytes, nodes, and whether it learns."""
+def _passes(work: TaskWork) -> tuple[Kernels, ...]:
+    """The work of each kind of computation."""
     split = work.split or SplitWork(NOTHING, NOTHING)
-    for kernels in (work.forward, work.recompute, work.backward, split.inputs, split.weights):
-        yield kernels.duration_ns
-        yield kernels.launches
+    return work.forward, work.recompute, work.backward, split.inputs, split.weights
+
+
+def _work_row(work: TaskWork) -> Iterator[int]:
+    """The numbers of each kind of computation, then output bytes, nodes, and whether it learns."""
+    for kernels in _passes(work):
+        yield from (kernels.duration_ns, kernels.launches, kernels.adding_ns, kernels.adding_launches)
     yield sum(work.output_bytes)
     yield work.nodes
     yield work.learns

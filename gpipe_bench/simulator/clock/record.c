@@ -95,14 +95,15 @@ static void step_wait(Recorder *recorder, uint32_t i, uint32_t j, Skips skips, b
     act(recorder, node, false);
 }
 
-/* The number of a task's node; of several, which run as one piece here, that in the middle; -1 if none was made yet. */
-static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single) {
+/* The number of a task's node. Of several, which run as one piece here, it is that in the middle. One node that keeps its
+   activations comes before all that are made inside of it. */
+static int32_t task_rank(Recorder *recorder, uint32_t i, uint32_t j, bool single, bool checkpoint) {
     const Input *input = recorder->input;
-    int64_t count = single ? 1 : host_work(recorder->clock, i, j)[WORK_nodes];
+    int64_t inner = checkpoint ? 0 : host_work(recorder->clock, i, j)[WORK_nodes], count = single + inner;
     int32_t *counter = input->workers ? &recorder->counters[recorder->clock->workers[j]] : &recorder->made;
     assert(*counter < INT32_MAX - count);
     *counter += (int32_t)count;
-    return *counter - 1 - (int32_t)count / 2;
+    return single ? *counter - (int32_t)count : *counter - 1 - (int32_t)count / 2;
 }
 
 /* Without checkpoint a task is one node all the same, if others of its batch have one. */
@@ -121,7 +122,7 @@ static void step_launch(Recorder *recorder, uint32_t i, uint32_t j, bool checkpo
     }
     uint32_t kind = checkpoint && learns ? NODE_checkpoint : NODE_task;
     uint32_t node = graph_node_new(recorder, kind, i, j, compute);
-    recorder->graph->nodes.items[node].rank = task_rank(recorder, i, j, single);
+    recorder->graph->nodes.items[node].rank = task_rank(recorder, i, j, single, checkpoint);
     recorder->graph->nodes.items[node].single = single;
     graph_take_flat(recorder, i, skips);
     graph_take(recorder, join);

@@ -167,7 +167,7 @@ static bool arrive(Clock *clock, uint32_t thread, Thread *own, uint32_t i, uint3
     own->state = ENTER;
     if (clock->memory && host_requested(clock, memory_microbatch_loss(clock->memory, (int32_t)i)))
         return true;
-    return host_kernels(clock, thread, clock->computing[j], input->microbatch_loss_ns[i], input->loss_launches);
+    return host_kernels(clock, thread, clock->computing[j], input->microbatch_loss_ns[i], input->loss_launches, 0);
 }
 
 /* B or I, which is of `kind`. */

@@ -26,7 +26,8 @@ enum {
 #include "table.h"
 };
 
-/* Columns of `works`. */
-enum { WORK_output_bytes = 2 * (KIND_backward_weights + 1), WORK_nodes, WORK_learns, WORK_columns };
+/* Columns of `works`: for each kind of computation these four, then the rest. */
+enum { WORK_ns, WORK_launches, WORK_adding_ns, WORK_adding_launches, WORK_each };
+enum { WORK_output_bytes = WORK_each * (KIND_backward_weights + 1), WORK_nodes, WORK_learns, WORK_columns };
 
 #endif

@@ -93,6 +93,14 @@ def gib_texts(value: float, other: float, digits: int = 1) -> tuple[str, str]:
     return next(pair for pair in texts if pair[0] != pair[1])
 
 
+def guess_words(launch_us: float) -> str:
+    """What to say of a step that is bound by a host whose time of a launch nobody measured."""
+    return (
+        f"the time is a guess: nobody measured this host's time of a launch, {launch_us:g} us is assumed; give it by "
+        "--launch-us, or measure a profile"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """A simulated training step, or why there is none.
@@ -115,6 +123,9 @@ class Simulation:
             an interpreter lock. None where it is not known.
         kernel_fraction: share of the step that the kernels of the busiest device take, one right after the other; None
             likewise. Where the host launches for longer than that, the step is bound by the host.
+        guessed_launch_us: host time of a launch, where nobody measured that of this host; else None.
+        later_reserved_gib: ``peak_reserved_gib`` after twice as many steps, where it is larger then; else None.
+        assumptions: what stands for values that measured layers do not have, a sentence each.
     """
 
     evidence: ClassVar[str] = "simulated"
@@ -132,6 +143,23 @@ class Simulation:
     settings: dict[str, Any]
     host_fraction: float | None = None
     kernel_fraction: float | None = None
+    guessed_launch_us: float | None = None
+    later_reserved_gib: float | None = None
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What makes the numbers less certain than others, a sentence each."""
+        found = [*self.assumptions]
+        if self.bound_by_host and self.guessed_launch_us is not None:
+            found.append(guess_words(self.guessed_launch_us))
+        if self.later_reserved_gib is not None and self.peak_reserved_gib is not None:
+            before, after = gib_texts(self.peak_reserved_gib, self.later_reserved_gib)
+            found.append(
+                f"reserved memory has not settled: {before} over all devices, {after} after twice as many steps; the "
+                "argument steps of simulate() takes more"
+            )
+        return tuple(found)
 
     @property
     def bound_by_host(self) -> bool:

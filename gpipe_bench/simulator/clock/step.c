@@ -59,6 +59,8 @@ static bool begin_step(Clock *clock, Thread *own) {
     if (clock->step == clock->input->steps)
         return thread_pause(clock, 0, NEVER);
     graph_rewind(clock);
+    for (int64_t j = 0; j < clock->input->partitions; j++)
+        clock->has_gradients[j] = clock->input->published;
     if (clock->step && clock->memory)
         memory_next_step(clock->memory);
     PUSH(clock->step_records, clock->records.count);
@@ -118,7 +120,8 @@ static bool update(Clock *clock, Thread *own) {
     const Input *input = clock->input;
     if (own->sub < input->updates) {
         uint32_t j = own->sub++;
-        return host_kernels(clock, 0, clock->computing[j], input->update_ns[j], input->update_launches[j]);
+        Time kept_ns = input->update_host_ns[j];
+        return host_kernels(clock, 0, clock->computing[j], input->update_ns[j], input->update_launches[j], kept_ns);
     }
     clock->step++;
     own->state = BEGIN;
@@ -200,6 +203,7 @@ Clock *clock_new(const Input *input) {
     autograd_start(clock);
     schedule_start(clock);
     clock->inboxes = zeros(input->partitions, sizeof(Inbox));
+    clock->has_gradients = zeros(input->partitions, sizeof(bool));
     for (int64_t worker = 0; worker < input->partitions; worker++)
         clock->inboxes[worker].asleep = true;
     record_program(clock);
@@ -211,6 +215,7 @@ static void forget(Clock *clock) {
     for (int64_t worker = 0; worker < clock->input->partitions; worker++)
         free(clock->inboxes[worker].nodes.items);
     free(clock->inboxes);
+    free(clock->has_gradients);
     free(clock->threads);
     agenda_free(clock);
     schedule_free(clock);

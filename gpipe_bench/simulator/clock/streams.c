@@ -158,11 +158,12 @@ int32_t stream_record(void *context, int32_t stream, int32_t event) {
 /* --- launch queues ------------------------------------------------------------------------------------------------ */
 
 /* Puts an operation into the launch queue of a stream. Those whose launches leave room for all are of no interest. */
-static void queue_launches(Clock *clock, uint32_t number, uint32_t place, uint32_t count) {
+static void queue_launches(Clock *clock, uint32_t number, uint32_t place, const Order *order) {
     Stream *stream = &clock->streams.items[number];
     Operation *items = clock->operations.items, *added = &items[place];
     added->queue = number;
-    added->launches = count;
+    added->launches = order->launches;
+    added->launch_ends = order->launch_ends;
     added->before = stream->launched;
     added->queued = NONE;
     if (stream->queued.first == NONE)
@@ -170,7 +171,7 @@ static void queue_launches(Clock *clock, uint32_t number, uint32_t place, uint32
     else
         items[stream->queued.last].queued = place;
     stream->queued.last = place;
-    stream->launched += count;
+    stream->launched += order->launches;
     int64_t excess = stream->launched - clock->input->queue_depth;
     while (items[stream->queued.first].before + items[stream->queued.first].launches < excess)
         stream->queued.first = items[stream->queued.first].queued;
@@ -196,7 +197,8 @@ bool stream_room(Clock *clock, uint32_t number, Time *until, uint32_t *operation
     *operation = stream->queued.first;
     if (first->start < 0)
         return false;
-    *until = first->start + (first->duration * (excess - first->before) + first->launches - 1) / first->launches;
+    int64_t leaving = excess - first->before, even = (first->duration * leaving + first->launches - 1) / first->launches;
+    *until = first->start + (first->launch_ends ? first->launch_ends[leaving - 1] : even);
     return true;
 }
 
@@ -222,7 +224,7 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
         PUSH(*awaited, (OperationRef){place, made->number});
     }
     if (clock->input->queue_depth && order->launches)
-        queue_launches(clock, streams[0], place, order->launches);
+        queue_launches(clock, streams[0], place, order);
     if (!made->missing)
         is_ready(clock, place);
     return place;

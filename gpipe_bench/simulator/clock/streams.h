@@ -93,6 +93,7 @@ typedef struct {
     uint32_t missing;  /* operations that it waits for */
     List followers;    /* what waits for its end */
     uint32_t starter;  /* the first thread that waits for its start, or NONE */
+    const int64_t *launch_ends; /* as in Order */
     int64_t before;    /* launches of its stream before its own */
     uint32_t launches;
     uint32_t queue;    /* the stream whose launch queue it is in, or NONE */
@@ -132,6 +133,7 @@ typedef struct {
     uint32_t launches;
     uint32_t engines[ENGINES];
     uint8_t engine_count;
+    const int64_t *launch_ends; /* when each launch has run, after the start; NULL: evenly */
 } Order;
 
 /* Adds a bus to the engines, if there is one; those of buses come after `first` others. */

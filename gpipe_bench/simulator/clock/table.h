@@ -61,13 +61,20 @@ COLUMN(int32_t, outgoing_first)
 COLUMN(int32_t, outgoing)
 COLUMN(int64_t, update_ns)
 COLUMN(int64_t, update_launches)
+COLUMN(int64_t, update_host_ns)
 
 /* Micro-batches: the class of each; the share of the loss of each in nanoseconds. */
 COLUMN(int32_t, class_of)
 COLUMN(int64_t, microbatch_loss_ns)
 
-/* Tasks by class and partition: durations and launches of each kind, bytes of outputs, nodes, and whether it learns. */
+/* Tasks by class and partition: for each kind its duration and launches, and of these what adds gradients to those of
+   earlier micro-batches; bytes of outputs, nodes, and whether it learns. */
 COLUMN(int64_t, works)
+
+/* For each kind of each of these: when launches have run after the start, if that is not even (first of each, and one
+   more). */
+COLUMN(int64_t, ends_first)
+COLUMN(int64_t, ends)
 
 /* Skips. */
 COLUMN(int32_t, skip_source)

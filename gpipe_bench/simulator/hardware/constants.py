@@ -30,6 +30,7 @@ class Fact(NamedTuple):
 CONSTANTS: Final[Mapping[str, Fact]] = {
     "launch_us": Fact("us", "host time of an operation", "steps of a tiny network and of a tiny transformer"),
     "lock": Fact("times", "of it where several threads launch, which take turns", "1, 2 and 4 threads that launch"),
+    "parameter_us": Fact("us", "of a parameter in an update; its device waits, too", "updates of 400 parameters"),
     "start_us": Fact("us", "start of a kernel and the gap after it", "200 kernels of 1000 elements"),
     "library_start_us": Fact("us", "start of a product, convolution or column sum", "3x3 convolution, 8x8"),
     "multiprocessors": Fact("count", "multiprocessors", "the driver"),
@@ -51,10 +52,16 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
     "product_float32": Fact("share", "of the peak", "8192x1280 by 1280x5120 in float32"),
     "product_half": Fact("share", "of the peak", "the same in bfloat16"),
     "product_unaligned": Fact("share", "of the peak: rows of no multiple of 16 bytes", "8192x768 by 768x50257"),
-    "attention_float32": Fact("share", "of the peak, where a mask hides nothing", "causal, T = 1024, d = 64"),
+    "attention_float32": Fact("share", "of the peak, where a mask hides nothing", "causal, dropout, T = 1024, d = 64"),
     "attention_half": Fact("share", "likewise", "the same in bfloat16"),
     "attention_backward_float32": Fact("share", "likewise", "the same, backward"),
     "attention_backward_half": Fact("share", "likewise", "the same, backward in bfloat16"),
+    **{
+        f"{kind}_no_dropout_{ending}_{length}": Fact("share", "likewise, without dropout", f"the same, T = {keys}")
+        for kind in ("attention", "attention_backward")
+        for ending in ("float32", "half")
+        for length, keys in (("1k", 1024), ("8k", 8192))
+    },
     "convolution_float32": Fact("share", "of the peak", "four convolutions, 3x3 and 1x1"),
     "convolution_half": Fact("share", "of the peak", "the same in bfloat16"),
     "weight_gradient_float32": Fact("share", "of the peak", "their gradients of the weights"),
@@ -62,12 +69,12 @@ CONSTANTS: Final[Mapping[str, Fact]] = {
     "convolution_no_tf32": Fact("share", "of the peak of the ordinary units", "both sizes in float32 without TF32"),
     "transposes": Fact("G/s", "elements: channels that are not last", "all of these convolutions together"),
     "depthwise": Fact("share", "of the peak of the ordinary units", "7x7 depthwise convolution"),
-    "depthwise_backward": Fact("share", "likewise", "the same, backward"),
+    "depthwise_backward": Fact("share", "likewise, of both gradients", "the same, backward"),
 }
 """The constants, by name."""
 
-_OPTIONAL: Final = frozenset({"lock"})
-"""Without it, threads of one process launch without regard to each other."""
+_OPTIONAL: Final = frozenset({"lock", "parameter_us"})
+"""Without the former, threads of one process launch without regard to each other; without the latter it is 0."""
 
 DIRECT_SHARE: Final = 1.0
 """Largest share of a peak: no device does more than its peak."""
@@ -90,7 +97,7 @@ class Constant(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     value: float = Field(gt=0, description="in the unit of CONSTANTS")
-    origin: Literal["measured", "data sheet", "assumed"] = Field(description="how it was had")
+    origin: Literal["measured", "fitted", "data sheet", "assumed"] = Field(description="how it was had")
     spread: float | None = Field(default=None, ge=0, description="of repeated measurements, as a share of the value")
 
 

@@ -122,6 +122,9 @@ class Profile(_Section):
     kernels: dict[str, Constant] | None = Field(
         default=None, description="constants of kinds of kernels; None: efficiency and kernel_floor_us say all"
     )
+    cublas_workspace_mib: float = Field(
+        default=0, ge=0, description="what PyTorch allocates for each cuBLAS handle and stream, MiB"
+    )
     queue_depth: int = Field(gt=0, description="launches that a device holds before the host waits")
     links: dict[str, Link]
     topology: Topology
@@ -196,6 +199,12 @@ class Profile(_Section):
         return self.constants.get("launch_us", self.launch_us)
 
     @property
+    def has_own_host(self) -> bool:
+        """Whether the host time of a launch was measured, and not on the host of a profile of this package."""
+        own = (self.kernels or {}).get("launch_us")
+        return own is not None and own.origin == "measured" and self.name not in profile_names()
+
+    @property
     def capacity_bytes(self) -> int:
         """Memory for tensors, bytes."""
         return int((self.memory_gib - self.context_gib) * _GIB)
@@ -205,7 +214,7 @@ class Profile(_Section):
 
         Args:
             tf32: whether float32 is rounded to TF32 everywhere or nowhere; None: in convolutions, as by default.
-            launch_us: host time per kernel; None: the profile's.
+            launch_us: host time per kernel; None: the profile's. Its time for a parameter changes as much.
         """
         changes: dict[str, Any] = {}
         rate = self.matrix_tflops.get("tensorfloat32")
@@ -214,8 +223,11 @@ class Profile(_Section):
             changes["matrix_tflops"] = self.matrix_tflops | {"float32": rate} if tf32 else units
         if launch_us is not None:
             changes["launch_us"] = launch_us
-            own = Constant(value=launch_us, origin="assumed")
-            changes["kernels"] = self.kernels and {**self.kernels, "launch_us": own}
+            if self.kernels is not None:
+                slower = launch_us / self.host_us
+                of_host = {"launch_us": launch_us, "parameter_us": slower * self.constants.get("parameter_us", 0)}
+                own = {name: Constant(value=us, origin="assumed") for name, us in of_host.items() if us}
+                changes["kernels"] = {**self.kernels, **own}
         return Profile(**self.settings | changes) if changes else self
 
     def uses_winograd(self, dtype: str) -> bool:

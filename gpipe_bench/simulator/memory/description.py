@@ -129,14 +129,17 @@ def _partition(workload: Workload, places: Places, j: int, *, riding: bool) -> l
         static = workload.static[j]
     elif workload.static_bytes and workload.static_bytes[j]:
         static = StaticMemory(resident=(workload.static_bytes[j],))
+    neighbours = zip(places.devices[:j], workload.static, strict=False)
+    shared = any(one.workspaces for device, one in neighbours if device == places.devices[j])
     crossing = {number: skip for number, skip in enumerate(workload.skips) if skip.source != skip.target}
     ending = [number for number, skip in crossing.items() if skip.target == j]
     through = [number for number, skip in crossing.items() if riding and skip.source < j < skip.target]
     departing = [number for number, skip in crossing.items() if skip.source == j]
     return record(
-        (places.devices[j], places.computing[j], static.gradients, static.temporary, len(ending)),
+        (places.devices[j], places.computing[j], static.gradients, len(ending)),
         ending + through,
         departing,
-        static.resident,
+        static.resident + (() if shared else static.workspaces),
         static.state,
+        static.temporary,
     )

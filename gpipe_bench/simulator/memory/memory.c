@@ -106,8 +106,17 @@ int memory_update(Memory *memory) {
         for (int64_t place = 0; place < partition->state.count && !memory->has_state; place++)
             if (new_on(memory, j, partition->state.items[place]) == NONE)
                 return MEMORY_FULL;
-        if (partition->temporary && !allocate_briefly(&memory->all, (int32_t)partition->stream, partition->temporary))
-            return MEMORY_FULL;
+        Row *held = new_row(memory, partition->temporary.count);
+        for (int64_t place = 0; place < held->count; place++)
+            held->items[place] = NONE;
+        for (int64_t place = 0; place < held->count; place++) {
+            held->items[place] = new_on(memory, j, partition->temporary.items[place]);
+            if (held->items[place] == NONE) {
+                drop_row(memory, &held);
+                return MEMORY_FULL;
+            }
+        }
+        drop_row(memory, &held);
     }
     memory->has_state = 1;
     return MEMORY_OK;

@@ -79,12 +79,12 @@ typedef struct Row {
 typedef struct {
     int64_t device, stream;
     int64_t gradients;   /* bytes of the gradients of all parameters */
-    int64_t temporary;   /* bytes that an update holds while it lasts */
     int64_t ending;      /* how many skips it pops */
     Numbers incoming;    /* skips that a task takes in, those first; others ride through */
     Numbers departing;   /* skips that it stashes for other partitions */
     Numbers resident;    /* bytes of each parameter and buffer */
     Numbers state;       /* bytes of each tensor of the optimizer's state */
+    Numbers temporary;   /* bytes of each tensor that an update holds while it lasts */
     Row *own;            /* gradients of its parameters, once they are there */
     int is_alone;        /* whether they are those of one task without checkpoint, to which none were added yet */
 } Partition;

@@ -42,8 +42,8 @@ class Setting:
         memory: whether memory is simulated: not where a run shared or recomputed tensors as this engine does not.
         tflop_per_sample: work of a sample as the source counts it; None where it prints no utilisation of FLOPs.
         role: ``fitted`` if constants were fitted to its throughput; ``held_out`` if nobody had seen it while the
-            simulator was made; ``transferred`` if nothing was fitted to any run on its hardware that has its source;
-            else ``predicted``.
+            simulator was made; ``transferred`` if its hardware has constants from elsewhere: from data sheets, other
+            devices or runs of other models; else ``predicted``.
     """
 
     table: str

@@ -2,17 +2,49 @@
 
     q (B, H, L, E), k (B, H, S, E), v (B, H, S, F)  ──>  softmax(q k^T) v (B, H, L, F), and log-sum-exp (B, H, L)
 
-The kernel skips what ``is_causal`` hides. A mask that is a tensor is read and added, whatever its values are.
+The kernel skips what ``is_causal`` hides. A mask that is a tensor is read and added, whatever its values are. Dropout
+makes it slower, and short sequences do.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 _AXES: Final = 4
+
+
+class AttentionCall(NamedTuple):
+    """What decides how long a kernel of attention takes, beside its FLOPs.
+
+    Attributes:
+        queries: tokens that attend; 0 if its arguments do not say.
+        keys: tokens that they attend to; likewise.
+        is_causal: whether query i sees the keys up to i alone.
+        drops: whether weights of the attention are dropped.
+    """
+
+    queries: int
+    keys: int
+    is_causal: bool
+    drops: bool
+
+    @classmethod
+    def of(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall:
+        """A call of an overload, forward or backward, of PyTorch or of the user's own with a formula of its FLOPs."""
+        # No public property says the names: pytorch#67254.
+        names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        queries, keys = (int(given[name].shape[-2]) if name in given else 0 for name in ("query", "key"))
+        return cls(queries, keys, bool(given.get("is_causal")), given.get("dropout_p", 0) > 0)
+
+    def unmasked(self, flop: int) -> int:
+        """Of the FLOPs of all pairs, which PyTorch's formula counts, those that a causal mask leaves."""
+        pairs = self.queries * self.keys
+        return flop * seen_pairs(self.queries, self.keys) // pairs if self.is_causal and pairs else flop
 
 
 def attention(  # noqa: PLR0917 - the signature of PyTorch's function

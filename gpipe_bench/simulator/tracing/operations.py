@@ -13,10 +13,18 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
-from gpipe_bench.simulator.tracing.attention import seen_pairs
-from gpipe_bench.simulator.tracing.parts import bias_parts, convolution_parts, dense_copies, occupied, parts_of
+from gpipe_bench.simulator.tracing.attention import AttentionCall
+from gpipe_bench.simulator.tracing.parts import (
+    Pass,
+    attention_part,
+    bias_parts,
+    convolution_parts,
+    dense_copies,
+    occupied,
+    parts_of,
+)
 from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
-from gpipe_bench.simulator.tracing.steps import Kernel, Part
+from gpipe_bench.simulator.tracing.steps import FOREACH, Kernel, Part
 
 _aten: Final = torch.ops.aten
 
@@ -61,24 +69,29 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     recurrence = recurrent_kernel(func, args, result)
     if recurrence is not None:
         return [recurrence]
-    results = tensors_of(result)
-    flop = 0
+    # An operation in place on many tensors gives nothing.
+    results = tensors_of(args[0] if result is None and args else result)
+    flop, attention = 0, None
     kernel_class, arithmetic = "memory_bound", "elementwise"
     if func.overloadpacket in flop_registry:
         flop = int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
         # A product of complex numbers is four of real ones.
         flop *= 4 if results and results[0].is_complex() else 1
         if "attention" in name:
-            flop = _unmasked(flop, func, args, kwargs)
+            attention = AttentionCall.of(func, args, kwargs)
+            flop = attention.unmasked(flop)
         kernel_class, arithmetic = "other_conv_matmul", "matmul"
-    operands = _used(name, [*tensors_of(args), *tensors_of(list(kwargs.values()))])
+    operands = _used(name, args, kwargs)
     read = _bytes_read(name, operands, results)
     written = sum(occupied(tensor) for tensor in results)
     if not read and not written:
         return []
     launches = 2 if name in _TWO_PASSES else 1
     read *= _overlap(name, args) if name in _POOLS else launches
-    parts = parts_of(name, args, operands, results, flop)
+    if attention is None:
+        parts = parts_of(name, args, operands, results, flop)
+    else:
+        parts = (attention_part(name, operands, results, flop, attention),)
     return [Kernel(name, kernel_class, arithmetic, _dtype(results), launches, flop, read, written, 0, parts)]
 
 
@@ -91,20 +104,9 @@ def tensors_of(value: object) -> list[Tensor]:
     return []
 
 
-def _unmasked(flop: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """The FLOPs of attention without those that a causal mask lets the kernel skip; PyTorch's formula counts them."""
-    names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - public properties: pytorch#67254
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if not given.get("is_causal") or "query" not in given:
-        return flop
-    queries, keys = int(given["query"].shape[-2]), int(given["key"].shape[-2])
-    return flop * seen_pairs(queries, keys) // (queries * keys)
-
-
-def _used(name: str, operands: list[Tensor]) -> list[Tensor]:
+def _used(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The operands that are read, each once: x * x reads x once."""
-    if name in _WRITE_ONLY:
-        operands = operands[1:]
+    operands = tensors_of([*args[name.removeprefix(FOREACH) in _WRITE_ONLY :], *kwargs.values()])
     if name in _SHAPE_ONLY:
         operands = operands[:1] + operands[2:]
     return list({id(tensor): tensor for tensor in operands}.values())
@@ -129,7 +131,7 @@ def _dtype(results: Sequence[Tensor]) -> str:
 
 def _convolution(args: Sequence[Any], result: Tensor) -> Kernel:
     read = sum(occupied(tensor) for tensor in tensors_of(args[:3]))
-    kernel = _convolution_kernel("convolution", args[1:], (args[0], result), read, occupied(result))
+    kernel = _convolution_kernel("forward", args[1:], (args[0], result), read, occupied(result))
     return kernel._replace(parts=(*dense_copies(args[:1]), *(kernel.parts or ()), *bias_parts(result, args[2])))
 
 
@@ -140,10 +142,11 @@ def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) 
     geometry = (weight, None, *args[4:10])
     kernels: list[Kernel] = []
     # Each takes as many products as the forward pass. PyTorch's own count of them leaves groups out.
-    for name, other, gradient in (("data", weight, result[0]), ("weight", x, result[1])):
+    passes: tuple[tuple[Pass, Tensor, Tensor | None], ...] = (("data", weight, result[0]), ("weight", x, result[1]))
+    for name, other, gradient in passes:
         if gradient is not None:
-            op, read = f"convolution_backward_{name}", occupied(grad) + occupied(other)
-            kernel = _convolution_kernel(op, geometry, (x, grad), read, occupied(gradient))
+            read = occupied(grad) + occupied(other)
+            kernel = _convolution_kernel(name, geometry, (x, grad), read, occupied(gradient))
             # Both use the same copies.
             copies = () if kernels else dense_copies((grad, x))
             kernels.append(kernel._replace(parts=(*copies, *(kernel.parts or ()))))
@@ -157,12 +160,12 @@ def _convolution_backward(args: Sequence[Any], result: Sequence[Tensor | None]) 
 
 
 def _convolution_kernel(
-    op: str, geometry: Sequence[Any], planes: tuple[Tensor, Tensor], read: int, written: int
+    direction: Pass, geometry: Sequence[Any], planes: tuple[Tensor, Tensor], read: int, written: int
 ) -> Kernel:
     """A convolution from x to y, or one of its gradients, which have its shapes.
 
     Args:
-        op: its name in the trace.
+        direction: which of these.
         geometry: (weight, bias, stride, padding, dilation, transposed, output padding, groups).
         planes: x and y, or anything of their shapes.
         read: bytes read.
@@ -172,8 +175,8 @@ def _convolution_kernel(
     dtype = _dtype(planes[1:])
     x, y = planes
     flop = int(conv_flop_count(list(x.shape), list(weight.shape), list(y.shape), transposed=transposed))
-    kind = "weight_gradient" if op.endswith("weight") else "convolution"
-    parts = convolution_parts(kind, planes[::-1] if op.endswith("data") else planes, weight, (stride, groups), flop)
+    op = "convolution" if direction == "forward" else f"convolution_backward_{direction}"
+    parts = convolution_parts(direction, planes, weight, (stride, groups), flop, transposed=transposed)
     plain = not transposed and groups == 1 and set(stride) == {1} and set(dilation) == {1}
     if plain and tuple(weight.shape[2:]) == (3, 3):
         tiles = _TILE_GROWTH[0] * sum(occupied(plane) for plane in planes) // _TILE_GROWTH[1]

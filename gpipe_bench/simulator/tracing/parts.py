@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.steps import Part
+from gpipe_bench.simulator.tracing.attention import AttentionCall
+from gpipe_bench.simulator.tracing.steps import FOREACH, Part
+
+Pass = Literal["forward", "data", "weight"]
+"""A convolution, or its gradient of the data or of the weight."""
 
 # Functions that take longer to compute than two bytes take to read.
 _HEAVY: Final = frozenset(
@@ -65,17 +69,26 @@ class _Call(NamedTuple):
 def parts_of(
     name: str, args: Sequence[Any], operands: Sequence[Tensor], results: Sequence[Tensor], flop: int
 ) -> tuple[Part, ...]:
-    """The parts of an operation that is no convolution.
+    """The parts of an operation that is neither a convolution nor attention.
 
     Args:
         name: of the operation.
         args: what it is called with.
         operands: the tensors among these, once each.
         results: the tensors that it gives.
-        flop: floating-point operations, if it is a product or attention.
+        flop: floating-point operations, if it is a product.
     """
     call = _Call(name, args, operands, results)
     return (_product(call, flop),) if flop else tuple(_KINDS.get(name, _pointwise)(call))
+
+
+def attention_part(
+    name: str, operands: Sequence[Tensor], results: Sequence[Tensor], flop: int, attention: AttentionCall
+) -> Part:
+    """Attention or its gradients, by what it drops and how many keys there are."""
+    call = _Call(name, (), operands, results)
+    kind = "attention_backward" if call.is_backward else "attention"
+    return Part(kind if attention.drops else f"{kind}_no_dropout", call.moved, flop, attention.keys)
 
 
 def is_usual(tensor: Tensor) -> bool:
@@ -101,26 +114,36 @@ def dense_copies(tensors: Sequence[Tensor]) -> tuple[Part, ...]:
 
 
 def convolution_parts(
-    kind: str, planes: tuple[Tensor, Tensor], weight: Tensor, geometry: tuple[Sequence[int], int], flop: int
+    direction: Pass,
+    planes: tuple[Tensor, Tensor],
+    weight: Tensor,
+    geometry: tuple[Sequence[int], int],
+    flop: int,
+    *,
+    transposed: bool,
 ) -> tuple[Part, ...]:
     """The parts of a convolution or of one of its gradients, without its bias.
 
     Matrix units take operands with their channels last. Others are transposed before and after, but for filters of one
-    point and stride 1, which are matrix products.
+    point and stride 1, which are matrix products. Filters of one channel each are depthwise: other kernels, which are
+    slower still for gradients. A transposed convolution computes what is the gradient of the data of another one.
 
     Args:
-        kind: ``convolution``, or ``weight_gradient``.
-        planes: input and output of this pass, or anything of their shapes.
+        direction: the pass.
+        planes: input and output of the convolution, or anything of their shapes.
         weight: the filters.
         geometry: strides and groups.
         flop: of the direct algorithm.
+        transposed: whether it is a transposed convolution.
     """
-    x, y = planes
+    x, y = planes[::-1] if direction == "data" else planes
     strides, groups = geometry
     moved = x.nbytes + y.nbytes + weight.nbytes
-    if groups == weight.shape[0] > 1 == weight.shape[1]:
-        return (Part("depthwise" if kind == "convolution" else "depthwise_backward", moved, flop),)
-    incoming, outgoing = (max(1, plane.shape[1] // groups) for plane in planes)
+    if groups > 1 == weight.shape[1]:
+        forward = direction == ("data" if transposed else "forward")
+        return (Part("depthwise" if forward else "depthwise_backward", moved, flop),)
+    kind = "weight_gradient" if direction == "weight" else "convolution"
+    incoming, outgoing = (max(1, plane.shape[1] // groups) for plane in (x, y))
     padded = flop // (incoming * outgoing) * _up(incoming, _ALIGNMENT) * _up(outgoing, _TILE)
     pixels = prod(x.shape[2:])
     point = set(weight.shape[2:]) == set(strides) == {1}
@@ -138,8 +161,6 @@ def bias_parts(result: Tensor, bias: Tensor | None) -> tuple[Part, ...]:
 
 
 def _product(call: _Call, flop: int) -> Part:
-    if "attention" in call.name:
-        return Part("attention_backward" if call.is_backward else "attention", call.moved, flop)
     result = call.results[0]
     if result.dim() > 2:
         # Whole tiles are computed, which matters where there are many small products.
@@ -213,7 +234,7 @@ def _together(call: _Call) -> list[Part]:
 
 def _pointwise(call: _Call) -> list[Part]:
     """An elementwise operation by how it goes through its tensors; all others by their bytes."""
-    if not call.results:
+    if not call.results or call.name.startswith(FOREACH):
         return [Part("stream", call.moved)]
     shape = call.results[0].shape
     tensors = [call.results[0], *(tensor for tensor in call.operands if tensor.numel() > 1)]

@@ -15,8 +15,8 @@ NO_BLOCK: Final = -1
 ACCUMULATE: Final = "accumulate"
 """Kind of the addition to the gradient of a parameter: the first gradient of a step is not added to anything."""
 
-FOREACH: Final = "foreach"
-"""Kind of the update of a parameter: one kernel updates many of them."""
+FOREACH: Final = "_foreach_"
+"""How the names of operations begin that work on many tensors at once: one launch for all parameters of a type."""
 
 
 class Part(NamedTuple):
@@ -26,7 +26,7 @@ class Part(NamedTuple):
         kind: a law of :mod:`gpipe_bench.simulator.workloads.law`.
         bytes: that it reads and writes, each tensor once for each pass over it.
         units: elements, or floating-point operations.
-        blocks: channels or planes that a norm works on side by side, or rows.
+        blocks: channels or planes that a norm works on side by side, or keys of attention.
     """
 
     kind: str
@@ -50,6 +50,7 @@ class Kernel(NamedTuple):
         bytes_written: bytes that it writes.
         workspace: bytes of scratch memory if a convolution runs by Winograd's algorithm.
         parts: what it really runs on GPUs whose profile has constants for that; None: one kernel that moves its bytes.
+        own_ns: its time, if that was measured; None: the profile says it.
     """
 
     op: str
@@ -62,6 +63,12 @@ class Kernel(NamedTuple):
     bytes_written: int
     workspace: int = 0
     parts: tuple[Part, ...] | None = None
+    own_ns: int | None = None
+
+    @classmethod
+    def measured(cls, own_ns: int) -> Kernel:
+        """All kernels of a pass, whose time was measured: it holds what the host adds, and no launch costs any more."""
+        return cls("measured", "memory_bound", "elementwise", "float32", 0, 0, 0, 0, own_ns=own_ns)
 
     @classmethod
     def copy(cls, op: str, nbytes: int) -> Kernel:
@@ -72,6 +79,11 @@ class Kernel(NamedTuple):
     def of_kind(self, kind: str) -> Kernel:
         """The same with all of its parts of one kind."""
         return self._replace(parts=tuple(part._replace(kind=kind) for part in self.parts or ()))
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds to the gradient of a parameter."""
+        return any(part.kind == ACCUMULATE for part in self.parts or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Literal
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, SplitTrace, Step
 from gpipe_bench.simulator.workloads.cost import scratch_bytes, total
-from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp
+from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp, in_turn
 
 
 @dataclass(slots=True)
@@ -72,15 +72,10 @@ class Blocks:
 
 
 class Costs:
-    """Durations of layers on one device; layers of one kind share theirs.
+    """Durations of layers on one device, by its profile; layers of one kind share theirs."""
 
-    Args:
-        profile: the device.
-        alone: whether a step has one micro-batch; see :func:`.cost.duration_ns`.
-    """
-
-    def __init__(self, profile: Profile, *, alone: bool = False) -> None:
-        self.profile, self._alone = profile, alone
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
         # The layers are kept: an id may only be used again when its object is gone.
         self._known: dict[tuple[int, str], tuple[Kernels, LayerTrace | SplitTrace]] = {}
         # Kernels with scratch memory, numbered.
@@ -100,12 +95,11 @@ class Costs:
         """One pass of a layer: ``forward``, ``plain`` or ``backward``; of a split one ``inputs`` or ``weights``."""
         key = id(layer), direction
         if key not in self._known:
-            self._known[key] = total(layer.kernels(direction), self.profile, alone=self._alone), layer
+            self._known[key] = total(layer.kernels(direction), self.profile), layer
         return self._known[key][0]
 
     def total_of(
         self, layers: Sequence[LayerTrace] | Sequence[SplitTrace], direction: str, more: Kernels = NOTHING
     ) -> Kernels:
-        """One pass of layers, and ``more``."""
-        works = [*(self.of(layer, direction) for layer in layers), more]
-        return Kernels(sum(work.duration_ns for work in works), sum(work.launches for work in works))
+        """One pass of layers in this order, after ``more``."""
+        return in_turn((more, *(self.of(layer, direction) for layer in layers)))

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Union
 
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers, is_layers_file, read_layers
 from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.simulator.workloads.blocks import Costs
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
-from gpipe_bench.simulator.workloads.optimizers import OptimizerTrace, optimizer_kernels, trace_optimizer
+from gpipe_bench.simulator.workloads.measured import MeasuredSource
+from gpipe_bench.simulator.workloads.optimizers import (
+    OptimizerTrace,
+    optimizer_kernels,
+    sizes_by_type,
+    trace_optimizer,
+)
 from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite, module_source
 from gpipe_bench.simulator.workloads.workload import (
     Kernels,
@@ -33,6 +40,9 @@ from gpipe_bench.util.collection import no_collection
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_HANDLES: Final = 2
+"""Of cuBLAS, on each device."""
+
 _Update = Mapping[str, OptimizerTrace]
 """Type of parameters -> the optimizer's step for one of them."""
 
@@ -42,7 +52,7 @@ class Model:
     """A model by name, which is traced once and kept on disk.
 
     Attributes:
-        name: in the table of models, or ``file.py:function``.
+        name: in the table of models, ``file.py:function``, or a file of measured layers, ``times.csv``.
         arguments: missing ones take their defaults.
     """
 
@@ -50,8 +60,45 @@ class Model:
     arguments: Mapping[str, Any]
 
 
+AnyModel = Union["nn.Sequential", Model, Sequence[MeasuredLayer]]
+"""What can be simulated."""
+
+
+def layers_of(model: AnyModel) -> tuple[MeasuredLayer, ...]:
+    """The layers of a model whose times were measured; none of any other.
+
+    Raises:
+        ConfigError: their values, or the file, are wrong.
+    """
+    if isinstance(model, Model):
+        return read_layers(model.name) if is_layers_file(model.name) else ()
+    return checked_layers(model) if isinstance(model, Sequence) and is_layers(model) else ()
+
+
+def source_of(
+    model: AnyModel,
+    *,
+    sample: Tensor | tuple[Tensor, ...] | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    target: Tensor | None = None,
+    precision: str = "float32",
+    cache: Path | None = None,
+) -> ModelSource:
+    """Where the traces of a model come from; all as in :func:`.api.simulate`.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    if layers := layers_of(model):
+        return MeasuredSource(layers, precision=precision)
+    if isinstance(model, Model):
+        return model_of_suite(model.name, model.arguments, cache, precision=precision)
+    assert sample is not None and not isinstance(model, Sequence)  # noqa: S101, PT018 - arguments are checked before
+    return module_source(model, sample, loss, target, precision=precision)
+
+
 def build_workload(
-    model: Model | nn.Sequential,
+    model: AnyModel,
     *,
     sample: Tensor | tuple[Tensor, ...] | None = None,
     loss: Callable[..., Tensor] | None = None,
@@ -65,11 +112,7 @@ def build_workload(
     Raises:
         BalanceError, ValueError: as there.
     """
-    if isinstance(model, Model):
-        source = model_of_suite(model.name, model.arguments, cache, precision=precision)
-    else:
-        assert sample is not None  # noqa: S101 - arguments are checked before
-        source = module_source(model, sample, loss, target, precision=precision)
+    source = source_of(model, sample=sample, loss=loss, target=target, precision=precision, cache=cache)
     return workload_of(source, cache=cache, **options)
 
 
@@ -86,7 +129,8 @@ def workload_of(
     masters: bool = True,
     cache: Path | None = None,
     split: bool = False,
-    leaves: bool = True,
+    scheduled: bool = False,
+    published: bool = False,
 ) -> Workload:
     """The work of one training step of a model whose traces are at hand.
 
@@ -100,7 +144,9 @@ def workload_of(
         masters: whether it updates copies in float32 of weights in a half.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.
-        leaves: whether the inputs of a checkpoint become leaves of autograd; with a schedule they do not.
+        scheduled: whether a schedule runs it: then inputs of a checkpoint are no leaves of autograd, and each
+            micro-batch has a loss.
+        published: whether the optimizer is that of the published runs.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
@@ -110,20 +156,25 @@ def workload_of(
     _check_balance(balance, len(facts))
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
     routes = _routes(facts, spans)
-    costs = Costs(profile, alone=len(sizes) == 1)
-    works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=leaves)
+    costs = Costs(profile)
+    works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=not scheduled)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
     masters = masters and source.precision in HALVES
-    update = None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters)
-    updates = () if update is None else tuple(total(optimizer_kernels(update, facts[span]), profile) for span in spans)
-    static = tuple(_static_of(facts[span], update) for span in spans)
-    loss, last = source.loss(batch_size), source.layers(sizes[0])[-1]
+    update = (
+        None if optimizer is None else trace_optimizer(optimizer, dtypes, cache, masters=masters, published=published)
+    )
+    updates = () if update is None else tuple(_update(update, facts[span], profile) for span in spans)
+    layers = source.layers(sizes[0])
+    static = tuple(
+        replace(_static_of(facts[span], update), workspaces=_workspaces(layers[span], profile)) for span in spans
+    )
+    loss, last = source.loss(batch_size), layers[-1]
     return Workload(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
         microbatch_sizes=sizes,
         skips=_skips(routes, per_size, per_size[sizes[0]]),
-        loss=_loss_kernels(loss, last, batch_size, sizes[0], profile),
+        loss=_loss_kernels(loss, last, batch_size, batch_size if scheduled else sizes[0], profile),
         optimizer=updates,
         static_bytes=tuple(part.total for part in static),
         static=static,
@@ -207,11 +258,11 @@ def _partitions(
 
 
 def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: int, profile: Profile) -> Kernels:
-    """The loss on the whole mini-batch, after the outputs of the micro-batches were put together."""
+    """The loss on the whole mini-batch, after outputs of ``size`` samples were put together."""
     moved = sum(port.bytes for port in last.outputs) // size * batch
     gather = Kernel.copy("cat", moved)
     steps = () if loss is None else (*loss.kernels("forward"), *loss.kernels("backward"))
-    return total((*((gather,) if size < batch else ()), *steps), profile)
+    return total((*((gather,) if size < batch and moved else ()), *steps), profile)
 
 
 def _loss_memory(loss: LayerTrace | None, last: LayerTrace) -> tuple[MemoryOp, ...]:
@@ -233,6 +284,21 @@ def _loss_memory(loss: LayerTrace | None, last: LayerTrace) -> tuple[MemoryOp, .
     return tuple(ops)
 
 
+def _update(traces: _Update, facts: Sequence[LayerFacts], profile: Profile) -> Kernels:
+    """The update of some layers."""
+    parameters = sum(len(layer.parameters) for layer in facts)
+    kernels = total(optimizer_kernels(traces, facts), profile)
+    return replace(kernels, host_ns=round(1000 * profile.constants.get("parameter_us", 0) * parameters))
+
+
+def _workspaces(layers: Sequence[LayerTrace], profile: Profile) -> tuple[int, ...]:
+    """Those of cuBLAS: each thread has a handle, one thread runs forward passes, and autograd's backward passes."""
+    passes = (layer.kernels(direction) for layer in layers for direction in ("forward", "backward"))
+    multiplies = any(kernel.arithmetic == "matmul" for kernels in passes for kernel in kernels)
+    nbytes = round(profile.cublas_workspace_mib * 2**20)
+    return (nbytes,) * _HANDLES if multiplies and nbytes else ()
+
+
 def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:
     """Parameters, gradients, optimizer state and buffers."""
     resident: list[int] = []
@@ -250,5 +316,5 @@ def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMem
         tuple(resident),
         gradients,
         tuple(item.elements * size for item in parameters for size in traces[item.dtype].state_per_element),
-        max((item.elements * traces[item.dtype].temporary_per_element for item in parameters), default=0),
+        max((traces[dtype].temporary(sizes) for dtype, sizes in sizes_by_type(facts).items()), key=sum, default=()),
     )

@@ -67,7 +67,7 @@ def _task(partition: LayerPasses, costs: Costs, split: SplitLayers | None, *, fi
     task = TaskWork(
         forward=costs.total_of(layers, "plain", copying),
         recompute=costs.total_of(layers, "forward", copying),
-        backward=costs.total_of(layers, "backward", cloning),
+        backward=costs.total_of(layers[::-1], "backward", cloning),
         forward_memory=_renamed(plain.take(), renamed or {}, made),
         graph_memory=graph_memory,
         backward_memory=blocks.take(),

@@ -14,22 +14,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.steps import ACCUMULATE, Kernel
+from gpipe_bench.simulator.tracing.steps import Kernel
 from gpipe_bench.simulator.workloads.law import part_ns
 from gpipe_bench.simulator.workloads.workload import Kernels
 
 
-def duration_ns(kernel: Kernel, profile: Profile, *, alone: bool = False) -> int:
-    """Device time of one kernel.
-
-    Args:
-        kernel: the kernel.
-        profile: the device; if it has constants for kinds of kernels, they say how long its parts take.
-        alone: whether a step has one micro-batch, whose gradients are not added to any, if the profile tells.
-    """
+def duration_ns(kernel: Kernel, profile: Profile) -> int:
+    """Device time of one kernel: as measured, or of its parts where the profile has constants for kinds of kernels."""
+    if kernel.own_ns is not None:
+        return kernel.own_ns
     if profile.kernels is not None and kernel.parts is not None:
-        parts = (part for part in kernel.parts if not (alone and part.kind == ACCUMULATE))
-        return round(sum(part_ns(part, kernel.dtype, profile) for part in parts))
+        return round(sum(part_ns(part, kernel.dtype, profile) for part in kernel.parts))
     efficiency = profile.efficiency
     moved = kernel.bytes_read + kernel.bytes_written
     # 10^9 bytes per second is one byte per nanosecond.
@@ -49,8 +44,16 @@ def scratch_bytes(kernel: Kernel, profile: Profile) -> int:
     return kernel.workspace if kernel.workspace and profile.uses_winograd(kernel.dtype) else 0
 
 
-def total(kernels: Iterable[Kernel], profile: Profile, *, alone: bool = False) -> Kernels:
+def total(kernels: Iterable[Kernel], profile: Profile) -> Kernels:
     """Kernels that run one after the other; see :func:`duration_ns`."""
-    listed = list(kernels)
-    duration = sum(duration_ns(kernel, profile, alone=alone) for kernel in listed)
-    return Kernels(duration, sum(kernel.launches for kernel in listed))
+    duration = launches = adding_ns = adding_launches = 0
+    ends: list[int] = []
+    for kernel in kernels:
+        own = duration_ns(kernel, profile)
+        ends += (duration + own * (k + 1) // kernel.launches for k in range(kernel.launches))
+        duration += own
+        launches += kernel.launches
+        if kernel.adds:
+            adding_ns += own
+            adding_launches += kernel.launches
+    return Kernels(duration, launches, adding_ns, adding_launches, ends_ns=tuple(ends))

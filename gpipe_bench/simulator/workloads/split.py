@@ -79,5 +79,9 @@ def _composed(partition: LayerPasses, traces: Sequence[SplitTrace], costs: Costs
         for name in names[at].values():
             blocks.drop(name)
     return SplitWork(
-        costs.total_of(traces, "inputs"), costs.total_of(traces, "weights"), inputs_memory, blocks.take(), returning
+        costs.total_of(traces[::-1], "inputs"),
+        costs.total_of(traces[::-1], "weights"),
+        inputs_memory,
+        blocks.take(),
+        returning,
     )

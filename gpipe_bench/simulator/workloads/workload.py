@@ -5,8 +5,9 @@ Order comes from the forward program and the autograd model, the time of copies 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Final, Literal, NamedTuple, Protocol
 
 HOST: Final = -1
@@ -20,13 +21,31 @@ class Kernels:
     Attributes:
         duration_ns: total device time when the kernels run back to back.
         launches: number of kernels; each costs the host :attr:`Machine.launch_ns`.
+        adding_ns: of that time, what adds gradients of parameters to earlier ones. The first backward pass of a step
+            has nothing to add to, unless gradients are set to zero instead of given up.
+        adding_launches: launches of these. Each costs the host its time even where there is nothing to add to.
+        host_ns: of an update: what the host spends on its parameters, while the device has nothing to do.
+        ends_ns: when each launch has run, in that time, and leaves room in the launch queue. Empty: evenly.
     """
 
     duration_ns: int
     launches: int = 1
+    adding_ns: int = 0
+    adding_launches: int = 0
+    host_ns: int = 0
+    ends_ns: tuple[int, ...] = ()
 
 
 NOTHING: Final = Kernels(0, 0)
+
+
+def in_turn(works: Iterable[Kernels]) -> Kernels:
+    """One after the other."""
+    listed = [*works]
+    begins = accumulate((work.duration_ns for work in listed), initial=0)
+    ends = tuple(begin + end for begin, work in zip(begins, listed, strict=False) for end in work.ends_ns)
+    names = (one.name for one in fields(Kernels) if one.name != "ends_ns")
+    return Kernels(**{name: sum(getattr(work, name) for work in listed) for name in names}, ends_ns=ends)
 
 
 class MemoryOp(NamedTuple):
@@ -150,17 +169,19 @@ class StaticMemory:
         resident: each parameter and buffer; they are there before the first step.
         gradients: of all trained parameters together; they come with a step's first backward pass.
         state: each tensor of the optimizer's state; they come with the first update.
-        temporary: what an update holds while it lasts.
+        temporary: each tensor that an update holds while it lasts.
+        workspaces: of cuBLAS; partitions of one device share them.
     """
 
     resident: tuple[int, ...] = ()
     gradients: int = 0
     state: tuple[int, ...] = ()
-    temporary: int = 0
+    temporary: tuple[int, ...] = ()
+    workspaces: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
-        """All that stays."""
+        """All that stays, without workspaces."""
         return sum(self.resident) + self.gradients + sum(self.state)
 
 

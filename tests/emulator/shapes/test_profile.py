@@ -23,7 +23,7 @@ from tests.emulator.bed.ticking import ticking
 
 UNET = Model("unet", {"depth": 2, "B": 1, "C": 64, "size": 192})
 P40, H200 = (load_profile(name) for name in ("p40", "h200"))
-OF_THE_HOST = {"launch_us", "lock"}
+OF_THE_HOST = {"launch_us", "lock", "parameter_us"}
 REAL_EVENT = torch.Event
 GIB = 2**30
 

@@ -7,7 +7,10 @@ is issued, while here gradients of other tasks arrive amid them.
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+from gpipe_bench.components import Components
 from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.emulator.shapes import price_by
 from gpipe_bench.models.table import parse_arguments
@@ -58,11 +61,47 @@ def test_times_and_memory_of_schedules(name):
         assert emulated.peak_reserved_gib == pytest.approx(simulated.peak_reserved_gib, rel=0.03)
 
 
+@pytest.mark.parametrize("devices", [[0, 0, 0, 0], [0, 0, 1, 1]])
+@pytest.mark.parametrize("label", ["baseline", "dep-x-x", "dep-str-ptl"])
+def test_partitions_that_share_a_device_run_backward_in_one_order(label, devices):
+    """The worker of a device numbers what the last micro-batch's tasks have inside, so these come first."""
+    options = {"balance": [34, 76, 70, 61], "batch_size": 32, "chunks": 8, "profile": "p40", "devices": devices}
+    options |= {"components": Components.from_label(label), "transfer": "host"}
+    model = Model("unet", {"B": 5, "C": 64})
+    emulated, simulated = emulate(model, **options), simulate(model, **options)
+    first, second = (backward_order(step.events) for step in (emulated, simulated))
+    assert first[:4] == second[:4]
+    assert emulated.peak_allocated_gib == pytest.approx(simulated.peak_allocated_gib, rel=0.015)
+
+
+def backward_order(events):
+    """Micro-batch and partition of backward passes by their starts."""
+    passes = sorted((event for event in events if event.kind == "backward"), key=lambda event: event.start_us)
+    return [(event.microbatch, event.partition) for event in passes]
+
+
 @pytest.fixture
 def p40_again():
     """The other tests of this process take kernels to run on a P40."""
     yield
     price_by(load_profile("p40"))
+
+
+@pytest.mark.usefixtures("p40_again")
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adam"])
+@pytest.mark.parametrize(("schedule", "chunks"), [(None, 1), (None, 4), ("gpipe", 1), ("1f1b", 4)])
+def test_a_host_that_bounds_both_takes_its_time_for_parameters(schedule, chunks, optimizer):
+    """The loss of the emulated step and its gradient are some launches more, for each micro-batch of a schedule."""
+    with torch.device("meta"):
+        layers, sample = nn.Sequential(*(nn.Linear(64, 64) for _ in range(40))), torch.empty(1, 64)
+    options = {"balance": [40], "batch_size": 8, "chunks": chunks, "sample": sample, "optimizer": optimizer}
+    options |= {"checkpoint": "never", "schedule": schedule, "profile": "h100"}
+    emulated, simulated = emulate(layers, **options), simulate(layers, **options)
+    launch_ms = load_profile("h100").host_us / 1000
+    more = emulated.step_time_ms - simulated.step_time_ms
+    assert more == pytest.approx(launch_ms * (2 if schedule is None else 6 + 4 * (chunks - 1)), abs=0.01)
+    assert emulated.host_fraction == pytest.approx(1, abs=0.001)
+    assert simulated.host_fraction == pytest.approx(1, abs=0.001)
 
 
 @pytest.mark.usefixtures("p40_again")
@@ -72,3 +111,21 @@ def test_both_take_the_constants_of_kinds_of_kernels():
     model = Model("unet", {"B": 1, "C": 64, "depth": 2, "size": 192})
     emulated, simulated = emulate(model, **options), simulate(model, **options)
     assert emulated.step_time_ms == pytest.approx(simulated.step_time_ms, rel=0.03)
+
+
+@pytest.mark.usefixtures("p40_again")
+@pytest.mark.parametrize("name", [None, *SCHEDULES])
+def test_steps_that_overlap_and_steps_that_end_on_all_devices(name):
+    """A step that ends on all devices takes longer with ``zb_h2``: its devices do not end together."""
+    model = Model("vit", {"L": 9, "D": 1280, "heads": 16})
+    balance = [2, 3] * 4 if name in TWO_PER_DEVICE else [5] * 4
+    options = {"balance": balance, "batch_size": 64, "chunks": 8, "checkpoint": "never", "schedule": name}
+    times_ms = []
+    for overlap in (True, False):
+        given = {**options, "profile": "h100", "steps_overlap": overlap}
+        emulated, simulated = emulate(model, **given, steps=3), simulate(model, **given)
+        times_ms += [step.step_time_ms for step in emulated.each]
+        assert times_ms[-2:] == pytest.approx([simulated.step_time_ms] * 2, rel=0.01)
+        assert emulated.row().steps_overlap is simulated.row().steps_overlap is overlap
+    if name == "zb_h2":
+        assert max(times_ms[:2]) < 0.95 * min(times_ms[2:])

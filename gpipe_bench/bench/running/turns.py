@@ -1,0 +1,175 @@
+"""Cells of one job in turns: every repeat of every cell in a fresh process, one step of one process at a time.
+
+Whatever else the machine does then meets all cells alike, and a ratio compares values of the same seconds.
+
+    round 0         B  A  C    build and warm up
+    rounds 1 to k   A  C  B    one timed step each, while the other processes sleep
+    last round      C  A  B    timeline and memory; the result
+
+A process is a fork of this one, which has loaded PyTorch and touches no device. If it dies, the row says so, and the
+other cells go on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Final, TypeVar
+
+from gpipe_bench.bench.running.failures import BAD_ARGUMENTS
+from gpipe_bench.bench.running.run import Measure, cell_pieces, failed_result, run_cell
+from gpipe_bench.bench.spec.cells import MeasuredCell
+from gpipe_bench.bench.storage.raw import RawResult
+from gpipe_bench.util.processes import FORKS, begin_child, forking
+
+T = TypeVar("T")
+_MEASURING: Final = "gpipe_bench.bench.running.measured"
+
+
+def take_turns(waiting: Callable[[], Sequence[T]], seed: int, most: int | None = None) -> Iterator[tuple[int, int, T]]:
+    """Rounds in which each one has one turn, in an order that is drawn anew for each round.
+
+    Args:
+        waiting: who takes part in the next round; nobody: the end.
+        seed: of the orders.
+        most: rounds, if there is a limit.
+
+    Yields:
+        Round and place in its order, both 0-based, and whose turn it is.
+    """
+    order = random.Random(seed)  # noqa: S311 - an order, no secret
+    for number in count() if most is None else range(most):
+        turns = waiting()
+        if not turns:
+            return
+        for place, one in enumerate(order.sample(turns, len(turns))):
+            yield number, place, one
+
+
+def run_repeats(
+    cells: Sequence[MeasuredCell],
+    repeats: int,
+    report: Callable[[RawResult | None], None],
+    measure: Measure | None = None,
+) -> list[RawResult]:
+    """Run each of ``cells`` so many times, in turns; each run is a result, whatever happens to it.
+
+    A cell that is unsupported is one result. A cell of several processes is measured in one turn.
+
+    Args:
+        cells: what to measure.
+        repeats: how many times.
+        report: takes what each turn gave: a result, or None where the run goes on.
+        measure: what measures a cell; see :func:`gpipe_bench.bench.running.run.run_cell`.
+
+    Returns:
+        All results of the first cell, then those of the next.
+
+    Raises:
+        ConfigError, BalanceError: the arguments do not fit the model.
+    """
+    found: list[list[RawResult]] = [[] for _ in cells]
+    for repeat in range(repeats):
+        runs = [_Run(cell, repeat, measure) for cell in cells if not (repeat and cell.unsupported())]
+        try:
+            for _, _, run in take_turns(partial(_unfinished, runs), seed=repeat):
+                run.go_on()
+                if run.result is not None:
+                    found[cells.index(run.cell)].append(run.result)
+                report(run.result)
+        finally:
+            for run in runs:
+                run.close()
+    return [result for results in found for result in results]
+
+
+class _Run:
+    """One repeat of a cell, which goes on when it is its turn.
+
+    Attributes:
+        result: None until it has ended.
+    """
+
+    def __init__(self, cell: MeasuredCell, repeat: int, measure: Measure | None) -> None:
+        self.cell = cell
+        self.result: RawResult | None = None
+        self._asked = cell, repeat, measure
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    def go_on(self) -> None:
+        """Let its process do the next piece, and wait for that.
+
+        Raises:
+            ConfigError, BalanceError: the arguments do not fit the model.
+        """
+        if self.cell.unsupported() or self.cell.processes > 1:  # processes of a pipeline are new ones anyway
+            self.result = run_cell(*self._asked)
+            return
+        if self._process is None:
+            self._process, self._pipe = _started(self._asked)
+        try:
+            self._pipe.send(None)
+            ended, self.result = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            self.result = failed_result(*self._asked[:2], "error", _death(self._process.exitcode or 0))
+            return
+        if ended and self.result is None:
+            # Arguments that are refused are refused again, with the error that says why.
+            self.result = run_cell(*self._asked)
+
+    def close(self) -> None:
+        """End its process, whatever that is doing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+
+
+def _unfinished(runs: Sequence[_Run]) -> list[_Run]:
+    return [run for run in runs if run.result is None]
+
+
+_Asked = tuple[MeasuredCell, int, Measure | None]
+
+
+def _started(asked: _Asked) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+    if FORKS and asked[2] is None:
+        importlib.import_module(_MEASURING)
+    context = multiprocessing.get_context("fork") if FORKS else multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_measure, args=(theirs, os.getpid(), asked), daemon=True)
+    with forking():
+        process.start()
+    theirs.close()
+    return process, ours
+
+
+def _measure(turns: Connection, caller: int, asked: _Asked) -> None:
+    """In the process: a piece for each message; answers whether that was the last one, and then with the result."""
+    begin_child(caller)
+    pieces = cell_pieces(*asked)
+    while True:
+        turns.recv()
+        try:
+            next(pieces)
+        except StopIteration as end:
+            turns.send((True, end.value))
+        except BAD_ARGUMENTS:
+            turns.send((True, None))
+        else:
+            turns.send((False, None))
+
+
+def _death(status: int) -> str:
+    if status >= 0:
+        return f"process ended with status {status} before it had measured; its log says more"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"process was killed by signal {-status} ({names.get(-status, 'unknown')}) before it had measured"
