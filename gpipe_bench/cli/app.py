@@ -48,6 +48,7 @@ _COMMANDS: Final = {
     "collect": ("results.collect", _HIDDEN),
     "published": ("results.published", _HIDDEN),
     "trace": ("results.trace", _HIDDEN),
+    "diff": ("diff.diff", _HIDDEN),
 }
 
 

@@ -69,7 +69,13 @@ def emulate(
     devices: Annotated[
         int | None, typer.Option(min=1, max=16, help="Devices that a script finds, or partitions share.  [default: 4]")
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a Chrome trace for Perfetto (ui.perfetto.dev); of a script, as FILE.jsonl or FILE.jsonl.gz, "
+            "all that it issued, row by row."
+        ),
+    ] = None,
     races: Annotated[bool, typer.Option("--races", help="In a script, list accesses to memory in no order.")] = False,
 ) -> None:
     """Run a training script to its end on virtual devices, and print what its steps would take.
@@ -115,6 +121,8 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
 def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
 
+    if trace is not None and _has_rows(trace):
+        raise ConfigError([f"--trace of a cell must be a Chrome trace, got {str(trace)!r}; name it trace.json"])
     for path in filter(None, (trace, out)):
         check_writable(path)
     require_virtual_devices()
@@ -276,8 +284,17 @@ def _line(run: ScriptRun, row: int) -> str:
     return "at an unknown line" if place is None else f"after {run.lines[place]}"
 
 
+def _has_rows(path: Path) -> bool:
+    """Whether a path is that of a trace row by row."""
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
 def _write(path: Path, run: ScriptRun, metadata: Mapping[str, Any]) -> None:
     from gpipe_bench.emulator.chrome import chrome_trace
+    from gpipe_bench.emulator.trace_file import write_trace
 
-    write_files({path: json_text(chrome_trace(run.records, run.replayed, metadata))})
+    if _has_rows(path):
+        write_trace(path, run.replayed.trace, run.replayed)
+    else:
+        write_files({path: json_text(chrome_trace(run.records, run.replayed, metadata))})
     typer.echo(f"wrote {path}")

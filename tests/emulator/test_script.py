@@ -55,6 +55,26 @@ def test_one_gpu_needs_what_was_measured(variant):
     assert 0.85 * max(measured) <= allocated <= min(measured)
 
 
+def test_traces_of_one_script_on_two_machines_differ_in_durations_alone(tmp_path):
+    script = tmp_path / "loop.py"
+    for name, profile, end in (("a.jsonl", "h100", ""), ("b.jsonl.gz", "p40", ""), ("c.jsonl", "h100", "x * 2")):
+        script.write_text(LOOP.format(steps=2, end=end))
+        run = emulate(script, "--devices", 2, "--profile", profile, "--trace", name, folder=tmp_path)
+        assert run.returncode == 0, run.stderr
+    same = command(["diff", "a.jsonl", "b.jsonl.gz"], tmp_path)
+    assert same.returncode == 0, same.stderr
+    assert re.fullmatch(r"the same rows; [1-9][0-9]* rows have other durations\n", same.stdout)
+    other = command(["diff", "a.jsonl", "c.jsonl"], tmp_path)
+    assert other.returncode == 1
+    assert re.match(r"row [0-9]+ differs in ", other.stdout)
+
+
+def test_a_cell_has_no_trace_of_rows(tmp_path):
+    run = emulate("--trace", "rows.jsonl", folder=tmp_path)
+    assert run.returncode == 2
+    assert "must be a Chrome trace, got 'rows.jsonl'; name it trace.json" in run.stderr
+
+
 def test_the_page_shows_what_is_printed():
     run = emulate(EXAMPLE, "--devices", 2, "--profile", "h100")
     assert run.returncode == 0, run.stderr

@@ -49,7 +49,7 @@ static void add_threads(Replay *replay)
         replay->clock.threads[thread] = (Thread){.number = thread, .room = NONE, .pending = NONE, .next = NO_ROW};
     for (uint32_t strand = 0; strand < order->strands; strand++)
         if (!order->missing[order->strand[strand].first])
-            PUSH(replay->ready[order->strand[strand].thread], strand);
+            add_ready(replay, strand);
 }
 
 Replay *replay_new(const ReplayInput *input)

@@ -22,7 +22,7 @@ struct Replay {
     VECTOR(uint32_t) recorded_rows; /* and whose rows these are */
     int64_t *first_recorded, *end_recorded; /* of each version */
     bool *asleep;  /* by thread: whether it waits for a row of another one, or for a strand that is ready */
-    Strands *ready; /* by thread: strands that wait for nothing */
+    Strands *ready; /* by thread: strands that wait for nothing, a heap */
     int64_t *turn; /* by row: its place, from 1, in the order in which threads came to rows; 0: none has yet */
     int64_t turns;
 };
@@ -32,6 +32,9 @@ static inline uint32_t *stream_of(const Replay *replay, int32_t device, int32_t 
 {
     return &replay->streams[device * replay->stream_names + stream];
 }
+
+/* A strand waits for nothing any more. */
+void add_ready(Replay *replay, uint32_t strand);
 
 /* One thing that a thread does; says whether it pauses. */
 bool row_step(Clock *clock, uint32_t thread);

@@ -5,6 +5,49 @@
 /* The state of a thread: it comes to a row, or has issued it. */
 enum { ARRIVES, ISSUED };
 
+/* --- strands that are ready ---------------------------------------------------------------------------------------- */
+
+/* Whether one strand runs before another of the same thread. */
+static bool outranks(const Replay *replay, uint32_t first, uint32_t second)
+{
+    const Strand *one = &replay->order.strand[first], *other = &replay->order.strand[second];
+    if (one->depth != other->depth)
+        return one->depth > other->depth;
+    return one->rank != other->rank ? one->rank > other->rank : one->first < other->first;
+}
+
+/* A strand waits for nothing any more: it joins those of its thread, a heap. */
+void add_ready(Replay *replay, uint32_t strand)
+{
+    Strands *ready = &replay->ready[replay->order.strand[strand].thread];
+    PUSH(*ready, strand);
+    int64_t place = ready->count - 1;
+    for (; place && outranks(replay, strand, ready->items[(place - 1) / 2]); place = (place - 1) / 2)
+        ready->items[place] = ready->items[(place - 1) / 2];
+    ready->items[place] = strand;
+}
+
+/* Gives a thread the first of its strands that are ready; false: there is none. */
+static bool next_strand(Replay *replay, uint32_t thread)
+{
+    Strands *ready = &replay->ready[thread];
+    if (!ready->count)
+        return false;
+    replay->clock.threads[thread].next = replay->order.strand[ready->items[0]].first;
+    uint32_t last = ready->items[--ready->count];
+    int64_t count = ready->count, place = 0;
+    for (int64_t below = 1; below < count; below = 2 * place + 1) {
+        if (below + 1 < count && outranks(replay, ready->items[below + 1], ready->items[below]))
+            below++;
+        if (!outranks(replay, ready->items[below], last))
+            break;
+        ready->items[place] = ready->items[below];
+        place = below;
+    }
+    ready->items[place] = last;
+    return true;
+}
+
 /* --- rows that wait for others ------------------------------------------------------------------------------------ */
 
 /* The thread pauses until somebody wakes it. Always true. */
@@ -29,7 +72,7 @@ static void release(Replay *replay, uint32_t row)
     if (replay->turn[row])
         blocks_release(replay->blocks, replay->input->rows[row].block);
     else if (row == strand->first)
-        PUSH(replay->ready[strand->thread], replay->order.strand_of[row]);
+        add_ready(replay, replay->order.strand_of[row]);
     if (at == row || (at == NO_ROW && row == strand->first))
         wake(replay, strand->thread);
 }
@@ -46,29 +89,6 @@ static void leave_row(Replay *replay, uint32_t thread)
         if (!--order->missing[later])
             release(replay, later);
     }
-}
-
-/* Whether one strand runs before another of the same thread. */
-static bool outranks(const Strand *one, const Strand *other)
-{
-    if (one->depth != other->depth)
-        return one->depth > other->depth;
-    return one->rank != other->rank ? one->rank > other->rank : one->first < other->first;
-}
-
-/* Gives a thread the first of its strands that are ready; false: there is none. */
-static bool next_strand(Replay *replay, uint32_t thread)
-{
-    Strands *ready = &replay->ready[thread];
-    const Strand *strand = replay->order.strand;
-    int64_t best = 0;
-    if (!ready->count)
-        return false;
-    for (int64_t place = 1; place < ready->count; place++)
-        best = outranks(&strand[ready->items[place]], &strand[ready->items[best]]) ? place : best;
-    replay->clock.threads[thread].next = strand[ready->items[best]].first;
-    ready->items[best] = ready->items[--ready->count];
-    return true;
 }
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
