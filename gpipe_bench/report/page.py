@@ -154,6 +154,12 @@ def _figure(path: Path, source: Source, drawn: DrawnFigure | None) -> PageFigure
     picture = re.sub(r"<metadata>.*?</metadata>", "", picture[picture.index("<svg") :], flags=re.DOTALL)
     picture = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", re.sub(r"\s*\n\s*", " ", picture)).replace("> <", "><")
     picture = picture.replace("font-family: 'DejaVu Sans', Verdana, sans-serif; ", "")
+    # Paths are half of the page: no spaces around their letters, and no zeros at the ends of their numbers.
+    picture = re.sub(
+        r' d="[^"]*"',
+        lambda path: re.sub(r"(?<=\.\d)0(?!\d)|(?<=[\dz]) (?=[MLCQz])|(?<=[MLCQ]) ", "", path[0]),
+        picture,
+    )
     title = drawn.name if drawn else path.stem
     return PageFigure(
         id="-".join(filter(None, ("figure", source.place, path.stem))),

@@ -26,7 +26,7 @@ from gpipe_bench.bench.evaluation.verify_tables import (
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import Row
-from gpipe_bench.results.tables import csv_text, frame_of
+from gpipe_bench.results.tables import csv_text, frame_of, read_table
 from tests.bench.cells_of import ok_result
 from tests.bench.test_config import ROOT
 
@@ -353,3 +353,12 @@ def test_the_command_fails_where_cells_are_missing_unless_a_part_is_allowed(tmp_
     assert "--part must be one of all, sweep, got other" in capsys.readouterr().err
     assert status("--part", "sweep") == 0
     assert "7 left out, 20 ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("profile", ["p40", "h100"])
+def test_every_value_of_the_schedules_is_its_own_reference(profile):
+    """Cells that differ in precision, optimizer or the kind of steps alone are different cells."""
+    rows = read_table(ROOT / "results/reference/simulated" / profile / "schedules.csv", records=Row)
+    checks = list(checks_of_rows("schedules", rows, rows))
+    assert len(checks) > 5 * len(rows)
+    assert [check for check in checks if check.error] == []

@@ -25,7 +25,8 @@ _METRICS: Final = ("throughput_samples_per_s", "step_time_ms", "peak_allocated_g
                    "imbalance_fraction", "microbatches", "device_count")  # fmt: skip
 _AGREEING: Final = ("step_time_ms", "peak_allocated_gib", "peak_reserved_gib")
 _CELL: Final = ("model", "model_args", "variant", "backward", "schedule", "transfer", "flavour", "partitions",
-                "chunks", "checkpoint", "batch_size", "balance", "profile")  # fmt: skip
+                "chunks", "checkpoint", "batch_size", "balance", "profile", "steps_overlap", "precision",
+                "optimizer")  # fmt: skip
 _OLD: Final = "_expected"
 
 
@@ -149,7 +150,7 @@ def checks_of_emulations(table: str, rows: pd.DataFrame) -> Iterator[Check]:
     keys = [name for name in _CELL if name != "flavour"]
     ran = rows[rows["status"].isin(("ok", "oom"))]
     simulated = ran[(ran["evidence"] == "simulated") & (ran["flavour"] == "current")].drop_duplicates(keys)
-    for _, steps in ran[ran["evidence"] == "emulated"].groupby(keys, sort=False):
+    for _, steps in ran[ran["evidence"] == "emulated"].groupby(keys, sort=False, dropna=False):
         head = plain_records(steps.head(1))[0]
         for twin in plain_records(simulated.merge(steps[keys].drop_duplicates(), on=keys)):
             known = {**origin_of(head), "expected_commit": twin["commit"]}
