@@ -83,10 +83,13 @@ def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def _totals(row: Row) -> str:
-    memory = f"{_number(row.peak_allocated_gib)} GiB allocated, {_number(row.peak_reserved_gib)} GiB reserved"
+    memory = ""
+    if row.peak_allocated_gib is not None:
+        peaks = f"{_number(row.peak_allocated_gib)} GiB allocated, {_number(row.peak_reserved_gib)} GiB reserved"
+        memory = f"; {peaks} over all"
     throughput, step = row.throughput_samples_per_s or 0.0, row.step_time_ms or 0.0
     speed = f"{throughput:.2f} samples/s {row.evidence} on {counted(row.device_count, 'device')}"
-    return f"{speed}, {step:.2f} ms per step; {memory} over all"
+    return f"{speed}, {step:.2f} ms per step{memory}"
 
 
 def _comparison(row: Row, published: Sequence[Row]) -> Grid:
