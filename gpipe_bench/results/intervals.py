@@ -73,8 +73,8 @@ def paired_ratios(samples: Mapping[int, float], reference: Mapping[int, float]) 
     """The ratios of values that were taken side by side.
 
     Args:
-        samples: by the round in which they were taken.
-        reference: the same of what they are divided by, positive.
+        samples: the dividends by the number of their round.
+        reference: the divisors by the number of their round, all positive.
     """
     return [value / reference[number] for number, value in sorted(samples.items()) if number in reference]
 

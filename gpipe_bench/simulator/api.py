@@ -82,8 +82,8 @@ def simulate(
 
     Args:
         model: a model of the suite, or an ``nn.Sequential`` on any device (``meta`` takes no memory), left as it is; or
-            measured layers, such as those of :func:`read_layers`, whose passes take what was measured. The profile then
-            says what transfers and the optimizer take.
+            measured layers, such as those of :func:`read_layers`. Passes of these take their measured times. The
+            profile gives the times of transfers and of the optimizer.
         balance: layers per partition.
         batch_size: samples of a mini-batch. Measured layers: ``chunks`` times those of the micro-batch measured.
         chunks: micro-batches of a mini-batch; a small one may give fewer.

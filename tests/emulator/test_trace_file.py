@@ -49,7 +49,6 @@ def test_what_is_read_is_what_was_written(tmp_path, name, seed):
     write_trace(tmp_path / name, trace)
     found = read_trace(tmp_path / name)
     assert found.records == trace.records
-    assert bytes(found.rows) != b""
     assert difference(trace, found).row is None
 
 

@@ -271,7 +271,7 @@ def _scheduled(advice: Advice, cells: list[SimulatedCell], mode: str, alone: flo
     """The cells of schedules in a mode that may be faster than all so far.
 
     Args:
-        advice: what was simulated: the paper's executor, and schedules in modes that recompute less.
+        advice: the results so far. The paper's executor and the modes that recompute less are among them.
         cells: of the paper's executor.
         mode: of checkpoints.
         alone: samples per second that no device is faster than.

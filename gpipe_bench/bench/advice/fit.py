@@ -121,8 +121,8 @@ def _moves(cell: SimulatedCell, result: RawResult, step: int, *, full: bool) -> 
     """Balances in which ``step`` layers leave a partition of one of the heaviest devices for another.
 
     Args:
-        cell: what was simulated.
-        result: what came of it.
+        cell: the simulated cell.
+        result: of its simulation.
         step: how many layers move.
         full: whether memory is what weighs, and not the time that a device is busy.
     """

@@ -86,14 +86,15 @@ def _bytes(mib: float | None) -> int:
 
 
 def _keeps_output(layer: MeasuredLayer) -> bool:
-    """Whether the output is taken to be part of what a layer keeps: nothing says it, but it has room."""
+    """Whether a layer is assumed to keep its output: it is, if what the layer keeps is at least as large."""
     return 0 < _bytes(layer.output_mib) <= _bytes(layer.activation_mib)
 
 
 def _traces(before: MeasuredLayer | None, layer: MeasuredLayer) -> tuple[LayerTrace, LayerTrace]:
-    """A layer among others, and as the first of a partition, which holds a copy of what ``before`` keeps.
+    """Two traces of a layer: as one among others, and as the first of its partition.
 
-    The input of the model is nobody's output, and needs no gradient.
+    The first of a partition gets a copy of its input, and holds it if the layer ``before`` keeps its output. The very
+    first layer has none before it: its input needs no gradient.
     """
     output = _bytes(layer.output_mib)
     gradient = (Alloc(_INPUT_GRADIENT, _bytes(before.output_mib)),) if before else ()
