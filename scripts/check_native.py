@@ -35,6 +35,7 @@ TESTS: Final = (
     "tests/simulator/test_makespan.py",
     "tests/simulator/test_schedules.py",
 )
+COMPILE: Final = "from gpipe_bench.native.build import LIBRARIES, packaged; [packaged(name) for name in LIBRARIES]"
 FLAGS: Final = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -Wall -Wextra -Werror"
 
 
@@ -78,6 +79,10 @@ def main(arguments: Sequence[str]) -> int:
         if given is None:
             print("skipped: no C compiler here has the sanitizers as shared libraries; gcc on Linux has")
             return 0
+        # Otherwise each test would compile, and fail, again.
+        compiled = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, env=given, check=False).returncode
+        if compiled:
+            return compiled
         # What the sanitizers write would be lost with a captured stderr.
         options = ["-q", "--capture=sys", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, *(arguments or TESTS)]

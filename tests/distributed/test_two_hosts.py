@@ -99,7 +99,7 @@ def test_the_suite_measures_across_two_hosts(hosts, tmp_path):
     printed = [process.communicate(timeout=240)[0] for process in hosts.start(*words)]
     row = RawResult.read(tmp_path / "a.json").row
     assert (row.status, row.processes, row.hosts, row.device_count, row.repeat) == ("ok", 2, 2, 2, 3), printed
-    assert sum("ok: dep-x-ptl repeat 3: " in text for text in printed) == 1
+    assert sum(", dep-x-ptl repeat 3: " in text for text in printed) == 1
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
     uint32_t devices = (uint32_t)replay->input->devices, device = (uint32_t)row->device, peer = (uint32_t)row->peer;
     Time known = replay->input->duration_ns[number];
     Time host_ns = row->kind == ROW_update ? known : host_takes(&replay->clock, row->launches);
-    Order order = {known > 0 ? known : 0, host_ns, (uint32_t)row->launches, {device}, 1};
+    Order order = {known > 0 ? known : 0, host_ns, (uint32_t)row->launches, {device}, 1, NULL};
     uint32_t streams[2] = {*stream_of(replay, row->device, row->stream), NONE}, count = 1;
     if (row->kind == ROW_copy) {
         bool arrives = row->name == replay->input->from_host && row->peer < 0;

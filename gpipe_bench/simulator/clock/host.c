@@ -117,7 +117,7 @@ static bool issue_pass(Clock *clock, uint32_t thread, uint32_t node, int kind) {
         duration -= work[WORK_adding_ns];
         launches -= work[WORK_adding_launches];
     }
-    Order order = {duration, host_takes(clock, work[WORK_launches]), (uint32_t)launches, {0}, 1};
+    Order order = {duration, host_takes(clock, work[WORK_launches]), (uint32_t)launches, {0}, 1, NULL};
     order.engines[0] = (uint32_t)clock->input->device_of[task->j];
     order.launch_ends = launch_ends(clock, task, kind, launches);
     host_mark(clock, stream_issue(clock, &stream, 1, &order), record, true, true);
@@ -129,7 +129,7 @@ static void issue_direct(Clock *clock, const uint32_t *ends, const uint32_t *dev
                          Time host_ns) {
     const Input *input = clock->input;
     uint32_t count = (uint32_t)input->devices, tensors = (uint32_t)input->way_tensors[way];
-    Order order = {input->way_ns[way], host_ns, tensors, {0}, 2};
+    Order order = {input->way_ns[way], host_ns, tensors, {0}, 2, NULL};
     order.engines[0] = count + devices[0];
     order.engines[1] = 2 * count + devices[1];
     order_bus(&order, 3 * count, input->way_bus[way]);
@@ -149,8 +149,8 @@ static void issue_staged(Clock *clock, const uint32_t *ends, const uint32_t *dev
     stream_wait(clock, ends[1], ends[0]);
     for (uint32_t tensor = 0; tensor < (tensors ? tensors : 1); tensor++) {
         Time begun = waited + 2 * tensor * input->launch_ns;
-        Order down = {lengths[2 * tensor], begun + input->launch_ns, 1, {count + devices[0]}, 1};
-        Order up = {lengths[2 * tensor + 1], begun + 2 * input->launch_ns, 1, {2 * count + devices[1]}, 1};
+        Order down = {lengths[2 * tensor], begun + input->launch_ns, 1, {count + devices[0]}, 1, NULL};
+        Order up = {lengths[2 * tensor + 1], begun + 2 * input->launch_ns, 1, {2 * count + devices[1]}, 1, NULL};
         host_mark(clock, stream_issue(clock, &ends[0], 1, &down), record, !tensor, false);
         stream_wait(clock, ends[1], ends[0]);
         host_mark(clock, stream_issue(clock, &ends[1], 1, &up), record, false, tensor + 1 >= tensors);
@@ -187,7 +187,7 @@ static bool issue_now(Clock *clock, uint32_t thread, uint32_t node, int kind) {
 bool host_kernels(Clock *clock, uint32_t thread, uint32_t stream, Time duration, int64_t launches, Time kept_ns) {
     if (!duration && !launches && !kept_ns)
         return false;
-    Order order = {kept_ns + duration, kept_ns + host_takes(clock, launches), (uint32_t)launches, {0}, 1};
+    Order order = {kept_ns + duration, kept_ns + host_takes(clock, launches), (uint32_t)launches, {0}, 1, NULL};
     order.engines[0] = clock->device_of.items[stream];
     stream_issue(clock, &stream, 1, &order);
     return host_spends(clock, thread, stream, order.host_ns);
