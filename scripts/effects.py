@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 from gpipe_bench.bench.published.simulations import published_cell
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.models.table import parse_arguments
-from gpipe_bench.simulator.clock.run import Run, Settings, run
-from gpipe_bench.simulator.clock.settings import enough_steps
 from gpipe_bench.simulator.fit import FITTED, with_shares
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
+from gpipe_bench.simulator.steps.run import Run, Settings, run
+from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import workload_of
 from gpipe_bench.simulator.workloads.sources import model_of_suite
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload

@@ -16,7 +16,7 @@ def diff(
 
     Rows may differ in their durations, which are counted.
     """
-    from gpipe_bench.emulator.trace_file import difference, differences_text, read_trace
+    from gpipe_bench.machine.trace_file import difference, differences_text, read_trace
 
     found = difference(read_trace(first), read_trace(second))
     typer.echo(differences_text(found, [str(first), str(second)]))

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from gpipe_bench.emulator.races import Race
     from gpipe_bench.emulator.script import ScriptRun
     from gpipe_bench.errors import OutOfMemory
-    from gpipe_bench.simulator.clock.run import DeviceMemory
     from gpipe_bench.simulator.hardware.profile import Profile
+    from gpipe_bench.simulator.steps.run import DeviceMemory
 
 _OF_SCRIPTS: Final = ("profile", "tf32", "launch_us", "host_time")
 _GIB: Final = 2**30
@@ -149,9 +149,9 @@ def _emulate_script(
     races: bool,
 ) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
-    from gpipe_bench.simulator.clock.simulation import guess_words
     from gpipe_bench.simulator.hardware.machine import HardwareMachine
     from gpipe_bench.simulator.hardware.profile import load_profile
+    from gpipe_bench.simulator.steps.simulation import guess_words
 
     if trace is not None:
         if trace.exists() and script.exists() and trace.samefile(script):
@@ -200,7 +200,7 @@ def _no_cuda(devices: int) -> str:
 
 
 def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
-    from gpipe_bench.simulator.clock.simulation import gib_texts
+    from gpipe_bench.simulator.steps.simulation import gib_texts
 
     device = shortage.device
     needed, capacity = gib_texts(memory[device].peak_reserved / _GIB, shortage.capacity / _GIB)
@@ -291,7 +291,7 @@ def _has_rows(path: Path) -> bool:
 
 def _write(path: Path, run: ScriptRun, metadata: Mapping[str, Any]) -> None:
     from gpipe_bench.emulator.chrome import chrome_trace
-    from gpipe_bench.emulator.trace_file import write_trace
+    from gpipe_bench.machine.trace_file import write_trace
 
     if _has_rows(path):
         write_trace(path, run.replayed.trace, run.replayed)

@@ -15,6 +15,8 @@ from gpipe_bench.native.compiler import find_cxx_compiler, identity
 from gpipe_bench.util.cache import cache_folder
 
 _SOURCES: Final = Path(__file__).parent / "csrc"
+_ROW: Final = Path(__file__).parents[1] / "machine/trace_row.h"
+"""The interface between the devices, which write rows, and the machine, which reads them."""
 # Where torch.utils.cpp_extension finds them, too, which writes about CUDA to stderr when it is imported.
 _TORCH: Final = Path(torch.__file__).parent
 # PyTorch's headers warn; more optimisation takes longer than it saves.
@@ -53,7 +55,7 @@ def built() -> Path:
     compiler = find_cxx_compiler()
     if compiler is None:
         raise CompilerError(_NO_COMPILER)
-    sources = [path.name.encode() + b"\0" + path.read_bytes() for path in sorted(_SOURCES.iterdir())]
+    sources = [path.name.encode() + b"\0" + path.read_bytes() for path in (*sorted(_SOURCES.iterdir()), _ROW)]
     made_from = (torch.__version__, torch.__file__, identity(compiler), *_FLAGS)
     path = cache_folder("native") / f"devices-{digest([*sources, *map(str.encode, made_from)])}.so"
     if not path.exists():
@@ -66,6 +68,7 @@ def _arguments() -> list[str]:
         *_FLAGS,
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         f"-I{_TORCH / 'include'}",
+        f"-I{_ROW.parent}",
         str(_SOURCES / "backend.cpp"),
         f"-L{_TORCH / 'lib'}",
         f"-Wl,-rpath,{_TORCH / 'lib'}",

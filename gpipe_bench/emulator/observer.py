@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpipe_bench.emulator.library import backend, thread_index
-from gpipe_bench.emulator.replay.run import Replayed
-from gpipe_bench.emulator.trace import KINDS
 from gpipe_bench.engine.observer import Task
+from gpipe_bench.machine.replay import Replayed
+from gpipe_bench.machine.trace import KINDS
 from gpipe_bench.results.breakdown import covered, split_device_time
 from gpipe_bench.results.timeline import TimelineEvent
-from gpipe_bench.simulator.clock.tasks import Busy
+from gpipe_bench.simulator.steps.tasks import Busy
 
 _KERNEL, _COPY, _BACKWARD = (KINDS.index(kind) for kind in ("kernel", "copy", "backward"))
 _NS_PER_US = 1e3

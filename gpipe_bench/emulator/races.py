@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from gpipe_bench.emulator.trace import HOST, Record
+from gpipe_bench.machine.trace import HOST, Record
 
 Queue = tuple[int, int]
 Clock = dict[Queue, int]

@@ -27,10 +27,11 @@ from gpipe_bench.emulator.handovers import replaced, seen
 from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.lines import Lines
 from gpipe_bench.emulator.races import Race, find_races
-from gpipe_bench.emulator.replay.run import Replayed, replay
+from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
-from gpipe_bench.emulator.trace import Record, Trace, mark, recording
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.replay import Replayed, replay
+from gpipe_bench.machine.trace import Record, Trace
 from gpipe_bench.models.vision_packages import mend_torchvision
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile
 

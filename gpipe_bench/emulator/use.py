@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpipe_bench.emulator.trace import Record
+from gpipe_bench.machine.trace import Record
 from gpipe_bench.results.breakdown import covered
 
 _Span = tuple[float, float]

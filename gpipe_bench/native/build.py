@@ -19,10 +19,9 @@ from gpipe_bench.native.compiler import find_compiler, identity, words
 from gpipe_bench.util.cache import cache_folder
 
 LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "clock": ("simulator/clock", "simulator/memory", "emulator/replay", "emulator/csrc/trace_row.h"),
+    "machine": ("machine", "simulator/memory"),
 }
-"""Name of a library of this package -> its folders below ``gpipe_bench``; it has all C files in them. Headers elsewhere
-that these include are named, too."""
+"""Name of a library of this package -> its folders below ``gpipe_bench``; it has all C files in them."""
 
 EXTRA_FLAGS: Final = "GPIPE_BENCH_CFLAGS"
 """Variable of the environment with more flags for the compiler, such as ``-g -fsanitize=address``."""

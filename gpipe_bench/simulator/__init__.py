@@ -9,19 +9,19 @@ from gpipe_bench.util.lazy import lazy
 if TYPE_CHECKING:
     from gpipe_bench.models.measured import MeasuredLayer, read_layers, write_layers
     from gpipe_bench.simulator.api import simulate
-    from gpipe_bench.simulator.clock.simulation import DeviceUse, Simulation
+    from gpipe_bench.simulator.steps.simulation import DeviceUse, Simulation
     from gpipe_bench.simulator.workloads.build import Model
 
 __all__ = ["DeviceUse", "MeasuredLayer", "Model", "Simulation", "read_layers", "simulate", "write_layers"]
 
 # Loaded when first used: the simulator needs PyTorch, and its parts import each other.
 _LAZY = {
-    "DeviceUse": "gpipe_bench.simulator.clock.simulation",
+    "DeviceUse": "gpipe_bench.simulator.steps.simulation",
     "MeasuredLayer": "gpipe_bench.models.measured",
     "Model": "gpipe_bench.simulator.workloads.build",
     "read_layers": "gpipe_bench.models.measured",
     "write_layers": "gpipe_bench.models.measured",
-    "Simulation": "gpipe_bench.simulator.clock.simulation",
+    "Simulation": "gpipe_bench.simulator.steps.simulation",
     "simulate": "gpipe_bench.simulator.api",
 }
 

@@ -25,10 +25,12 @@ from gpipe_bench.models.measured import assumptions, have_memory
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.arguments import ScheduleLike, SimulationRequest
-from gpipe_bench.simulator.clock.list_rows import check_devices, chosen_schedule
-from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.clock.settings import enough_steps
-from gpipe_bench.simulator.clock.simulation import (
+from gpipe_bench.simulator.hardware.networks import NETWORK, machine_of
+from gpipe_bench.simulator.hardware.profile import HardwareMachine, Link, Profile, load_profile
+from gpipe_bench.simulator.steps.run import Settings, run
+from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
+from gpipe_bench.simulator.steps.settings import enough_steps
+from gpipe_bench.simulator.steps.simulation import (
     GIB,
     DeviceUse,
     Shortage,
@@ -38,8 +40,6 @@ from gpipe_bench.simulator.clock.simulation import (
     step_uses,
     summed_gib,
 )
-from gpipe_bench.simulator.hardware.networks import NETWORK, machine_of
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Link, Profile, load_profile
 from gpipe_bench.simulator.workloads.build import AnyModel, Model, build_workload, layers_of, microbatch_sizes
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.util.collection import no_collection

@@ -25,7 +25,7 @@ BACKWARDS: Final[tuple[str, ...]] = get_args(Backward)
 """What orders the backward pass: autograd without a schedule, and a schedule if there is one."""
 
 FLAVOURS: Final[tuple[str, ...]] = get_args(Flavour)
-"""Autograd engines, see ``simulator/clock/autograd.c``."""
+"""Autograd engines, see :mod:`gpipe_bench.simulator.steps.lanes`."""
 
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 """Types of weights, activations and gradients in simulations; the first leaves the model's own."""

@@ -143,9 +143,9 @@ def _values(case: EmulatedCase) -> list[dict[str, Any]]:
 def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
     # Here and not above: a process has virtual devices from here on.
     from gpipe_bench.emulator.handovers import seen
-    from gpipe_bench.emulator.replay.run import replay
+    from gpipe_bench.emulator.recording import mark, recording
     from gpipe_bench.emulator.shapes import load_shapes
-    from gpipe_bench.emulator.trace import mark, recording
+    from gpipe_bench.machine.replay import replay
     from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
 
     profile = load_profile(_PROFILE)

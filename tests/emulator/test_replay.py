@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import Record, Trace
+from gpipe_bench.machine.replay import replay
+from gpipe_bench.machine.trace import Record, Trace
 from tests.emulator.bed.rows import NS_PER_MS, Bed, passed_ns, traced
 
 FREE = Bed()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import Record
 from gpipe_bench.errors import TraceError
+from gpipe_bench.machine.replay import replay
+from gpipe_bench.machine.trace import Record
 from tests.emulator.bed.rows import NS_PER_MS, Bed, traced
 
 # A launch takes a millisecond, kernels none.

@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import KINDS, Record
-from gpipe_bench.emulator.trace_file import difference, read_trace, write_trace
 from gpipe_bench.errors import TraceError
+from gpipe_bench.machine.replay import replay
+from gpipe_bench.machine.trace import KINDS, Record
+from gpipe_bench.machine.trace_file import difference, read_trace, write_trace
 from tests.emulator.bed.rows import Bed, traced
 
 OF_A_BLOCK = ("alloc", "free", "record_stream")

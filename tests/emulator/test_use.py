@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import Record
 from gpipe_bench.emulator.use import device_times, operator_times
+from gpipe_bench.machine.replay import replay
+from gpipe_bench.machine.trace import Record
 from tests.emulator.bed.rows import NS_PER_MS, Bed, traced
 
 

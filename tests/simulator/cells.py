@@ -16,13 +16,13 @@ from typing import Any
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.machine.replay import Machine
 from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
+from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.build import Model, build_workload
 from gpipe_bench.simulator.workloads.workload import (
     HOST,
     Kernels,
-    Machine,
     MemoryOp,
     SkipWork,
     SplitWork,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hypothesis import settings
 
-from gpipe_bench.simulator.clock.run import Run
+from gpipe_bench.simulator.steps.run import Run
 from gpipe_bench.simulator.workloads.workload import Kernels, SkipWork, SplitWork, TaskWork, Workload
 
 MS = 1_000_000

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import Record
+from gpipe_bench.machine.replay import replay
+from gpipe_bench.machine.trace import Record
 from tests.emulator.bed.rows import Bed, traced
 
 MIB = 2**20

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.clock.tasks import Timeline
+from gpipe_bench.simulator.steps.run import Settings, run
+from gpipe_bench.simulator.steps.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload
 from tests.simulator.support import Plain
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpipe_bench.schedules import Schedule
-from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, SplitWork, gradient_name, input_name
 from tests.simulator.support import Plain, task, workload
 from tests.simulator.test_lives import MIB, alloc, free

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.steps.run import Settings, run
 from tests.simulator.support import MS, Plain, order, task, workload
 from tests.simulator.test_lives import heavy
 

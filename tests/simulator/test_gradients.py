@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, SplitWork, StaticMemory, Workload
 from tests.simulator.support import Plain, task
 from tests.simulator.test_lives import MIB, alloc, free

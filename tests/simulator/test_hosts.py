@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.clock.tasks import Timeline
 from gpipe_bench.simulator.hardware.networks import machine_of
 from gpipe_bench.simulator.hardware.profile import Link, load_profile
+from gpipe_bench.simulator.steps.run import Settings, run
+from gpipe_bench.simulator.steps.tasks import Timeline
 from tests.simulator.support import MS, task, workload
 
 H100 = load_profile("h100")

@@ -11,8 +11,8 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.measure.live_bytes import LiveBytes
-from gpipe_bench.simulator.clock.run import Settings, run
 from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.build import build_workload
 from tests.engine.support import label
 from tests.simulator.support import Plain

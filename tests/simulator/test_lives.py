@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import OutOfMemory
-from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, SkipWork, SplitWork, Workload, input_name
 from tests.simulator.support import MS, Plain, task, workload
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpipe_bench import Components
-from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.steps.run import Settings, run
 from tests.engine.support import MODES, Watch, on_cpu, skip_pair
 from tests.simulator.support import Plain, examples, order, task, workload
 

@@ -8,8 +8,8 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.simulator.clock.run import run
-from gpipe_bench.simulator.clock.settings import Settings
+from gpipe_bench.simulator.steps.run import run
+from gpipe_bench.simulator.steps.settings import Settings
 from tests.cover import cover
 from tests.simulator.support import Plain, task, workload
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.steps.run import Settings, run
 from tests.simulator.support import MS, Plain, order, task, workload
 
 N, M = 3, 4

@@ -20,9 +20,8 @@ from gpipe_bench.schedules import (
 )
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
-from gpipe_bench.simulator.clock.list_rows import lists_of
-from gpipe_bench.simulator.clock.run import run
-from gpipe_bench.simulator.clock.settings import Settings
+from gpipe_bench.simulator.steps.run import run
+from gpipe_bench.simulator.steps.settings import Settings
 from tests.simulator.support import Plain, task, workload
 from tests.simulator.test_lives import heavy
 
@@ -128,11 +127,11 @@ def test_nothing_is_left_behind(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_one_thread_takes_all_actions_in_one_order(name):
     n = partitions(name, 3)
-    schedule = named_schedule(name, 5, n, 3)
-    alone, ahead = lists_of(schedule, schedule.placement, schedule.placement, 4)
-    assert (alone, ahead) == ([*schedule.devices], 4)
-    together, ahead = lists_of(schedule, schedule.placement, (0,) * n, 4)
-    assert (together, ahead) == ([merged_order(with_recomputation(schedule, 4))], 0)
+    schedule = with_recomputation(named_schedule(name, 5, n, 3), 4)
+    chosen = Settings(schedule=name, memory=False, workers=False)
+    done = run(workload(5, [task(10, 24)] * n), Plain(copy=0), chosen)
+    issued = [(KINDS[one.kind], one.i, one.j) for one in done.issued if one.kind in KINDS]
+    assert issued == [tuple(action) for action in merged_order(schedule)]
 
 
 def test_recomputations_of_a_schedule_of_ones_own():

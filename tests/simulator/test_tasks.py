@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.clock.run import Settings, run
+from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import Kernels
 from tests.simulator.support import MS, Plain, task, workload
 

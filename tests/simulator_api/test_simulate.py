@@ -18,8 +18,8 @@ from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.timeline import COMPUTE_KINDS
 from gpipe_bench.simulator import Model, simulate
-from gpipe_bench.simulator.clock.simulation import gib_texts
 from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.steps.simulation import gib_texts
 from tests.simulator_api.layers import linear
 
 UNET = Model("unet", {"depth": 2, "B": 2, "C": 64, "size": 128})

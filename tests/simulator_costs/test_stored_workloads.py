@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpipe_bench.simulator.clock.run import run
 from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.simulator.steps.run import run
 from gpipe_bench.simulator.tracing import kept as kept_values
 from gpipe_bench.simulator.tracing.kept import kept
 from gpipe_bench.simulator.workloads.build import Model, build_workload
@@ -129,7 +129,7 @@ def test_another_key_is_another_workload(workload, tmp_path):
 def test_a_run_loads_no_numpy(flavour):
     """A run of 1024 tasks, on a machine that is asked for nothing but the time of copies."""
     program = (
-        "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.clock.run import Settings, run; "
+        "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.steps.run import Settings, run; "
         "from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload; "
         "task = TaskWork(*[Kernels(9000, 1)] * 3, input_bytes=(1,), output_bytes=(1,)); "
         "machine = SimpleNamespace(launch_ns=0, lock_permille=0, queue_depth=0, capacity_bytes=0, "

@@ -206,7 +206,7 @@ def test_make_ends_with_the_table_when_nothing_is_to_be_done_too(run):
             {"figure"},
             {"run_cell", "simulate", "collect", "trace"},
         ),
-        ("gpipe_bench/simulator/clock/run.py", {"simulate", "collect", "figure"}, {"run_cell"}),
+        ("gpipe_bench/simulator/steps/run.py", {"simulate", "collect", "figure"}, {"run_cell"}),
     ],
 )
 def test_an_edit_repeats_what_depends_on_it_and_nothing_else(run, edited, again, kept):

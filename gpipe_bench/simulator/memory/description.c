@@ -79,6 +79,8 @@ Memory *memory_new(const int64_t *description, int64_t length) {
 void memory_free(Memory *memory) {
     for (uint32_t chunk = 0; chunk < memory->chunks.count; chunk++)
         free(memory->chunks.items[chunk]);
+    for (uint32_t thread = 0; thread < memory->sent.count; thread++)
+        free(memory->sent.items[thread].items);
     void *parts[] = {
         memory->kinds, memory->losses, memory->partitions, memory->skips, memory->tasks, memory->values, memory->passing,
         memory->skip_gradients, memory->sent.items, memory->without, memory->table, memory->lent, memory->unused.items,

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Final
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.timeline import KINDS
 from gpipe_bench.simulator.memory.lowering import lowered_loss, lowered_task, record
 from gpipe_bench.simulator.workloads.workload import NOTHING, MemoryOp, SplitWork, StaticMemory, TaskWork, Workload
 
@@ -16,8 +17,15 @@ _TOTAL: Final = 2**60
 """Sums of times and bytes are below this: of 64 bits some are left for losses, copies and updates."""
 
 
+TASK_KINDS: Final = {
+    kind: number for number, kind in enumerate((*KINDS, "collect", "loss", "microbatch_loss", "update", "begin"))
+}
+"""Kinds of tasks by their numbers in ``memory.h``. Those that run on no stream: the calling thread takes what a forward
+pass gave; the loss of the batch, or of a micro-batch, is about to run; optimizers have updated; a step begins."""
+
+
 @dataclass(frozen=True, slots=True)
-class Places:
+class Streams:
     """Where partitions are.
 
     Attributes:
@@ -35,7 +43,7 @@ class Places:
 
 def describe(
     workload: Workload,
-    places: Places,
+    places: Streams,
     *,
     capacity: int,
     riding: bool,
@@ -46,7 +54,7 @@ def describe(
 
     Args:
         workload: sizes, as :meth:`Workload.chosen` gives them.
-        places: devices and streams; all copy streams have been handed out.
+        places: devices and streams.
         capacity: bytes of each device; 0 for no limit.
         riding: whether skips ride through the partitions between.
         published: whether gradients are set to zero between steps, rather than given up, and checkpoints keep what
@@ -122,7 +130,7 @@ def _names(workload: Workload, tasks: Iterable[TaskWork]) -> int:
     return max(2 * (max(lengths) + len(workload.skips)) + 2, -1 - least)
 
 
-def _partition(workload: Workload, places: Places, j: int, *, riding: bool) -> list[int]:
+def _partition(workload: Workload, places: Streams, j: int, *, riding: bool) -> list[int]:
     """Where a partition is, the skips that come and go there, and what stays there between tasks."""
     static = StaticMemory()
     if workload.static:

@@ -2,11 +2,6 @@
 
 #include "state.h"
 
-void memory_connect(Memory *memory, MemoryRecord *record, void *context) {
-    memory->all.record = record;
-    memory->all.context = context;
-}
-
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
 Row *new_row(Memory *memory, int64_t count) {
@@ -88,11 +83,10 @@ int memory_start(Memory *memory) {
         if (batch->items[place] == NONE)
             return MEMORY_FULL;
     }
-    begin_batch(memory);
     return MEMORY_OK;
 }
 
-void memory_next_step(Memory *memory) {
+void memory_begin_step(Memory *memory) {
     for (int64_t j = 0; j < memory->partition_count && !memory->given.published; j++) {
         drop_row(memory, &memory->partitions[j].own);
         memory->partitions[j].is_alone = 0;
@@ -237,7 +231,7 @@ static int copy_tensor(Memory *memory, const MemoryTransfer *copy, int32_t *plac
     if (made == NONE)
         return MEMORY_FULL;
     use_on_stream(&memory->all, made, (int32_t)receiver->stream);
-    PUSH(memory->sent, *place);
+    PUSH(memory->sent.items[copy->thread], *place);
     *place = made;
     return MEMORY_OK;
 }
@@ -270,32 +264,24 @@ static int copy_microbatch(Memory *memory, const MemoryTransfer *copy) {
 
 int memory_transfer(Memory *memory, const MemoryTransfer *copy) {
     const Partition *sender = &memory->partitions[copy->back ? copy->target : copy->source];
-    memory->sent.count = 0;
+    while (memory->sent.count <= copy->thread)
+        PUSH(memory->sent, (Sent){NULL, 0, 0});
     if (copy->skip == NONE ? copy_microbatch(memory, copy) : copy_skip(memory, copy, copy->skip))
         return MEMORY_FULL;
-    for (int64_t sent = 0; sent < memory->sent.count && copy->sending != sender->stream; sent++)
-        use_on_stream(&memory->all, memory->sent.items[sent], copy->sending);
+    const Sent *sent = &memory->sent.items[copy->thread];
+    for (int64_t place = 0; place < sent->count && copy->sending != sender->stream; place++)
+        use_on_stream(&memory->all, sent->items[place], copy->sending);
     return MEMORY_OK;
 }
 
-void memory_transferred(Memory *memory) {
-    for (int64_t place = 0; place < memory->sent.count; place++)
-        drop(&memory->all, memory->sent.items[place]);
-    memory->sent.count = 0;
+void memory_transferred(Memory *memory, uint32_t thread) {
+    Sent *sent = &memory->sent.items[thread];
+    for (int64_t place = 0; place < sent->count; place++)
+        drop(&memory->all, sent->items[place]);
+    sent->count = 0;
 }
 
 /* --- results ------------------------------------------------------------------------------------------------------ */
-
-int memory_flushed(Memory *memory, int32_t device) {
-    Device *one = &memory->all.devices[device];
-    int64_t before = one->flushes_seen;
-    one->flushes_seen = one->use.flushes;
-    return one->use.flushes > before;
-}
-
-Allocators *memory_allocators(Memory *memory) {
-    return &memory->all;
-}
 
 void memory_use(const Memory *memory, int32_t device, MemoryUse *use) {
     *use = memory->all.devices[device].use;
@@ -303,4 +289,54 @@ void memory_use(const Memory *memory, int32_t device, MemoryUse *use) {
 
 void memory_shortage(const Memory *memory, MemoryShortage *shortage) {
     *shortage = memory->all.shortage;
+}
+
+/* --- what the clock tells ----------------------------------------------------------------------------------------- */
+
+static bool starts(void *own, MemoryRecord *record, void *context) {
+    Memory *memory = own;
+    memory->all.record = record;
+    memory->all.context = context;
+    return memory_start(memory) == MEMORY_OK;
+}
+
+static int tell_copy(Memory *memory, const TracedTask *task, int32_t sending, int32_t receiving, uint32_t thread) {
+    bool back = task->kind == TASK_copy_grad || task->kind == TASK_portal_grad;
+    MemoryTransfer made = {task->i, task->source, task->j, task->skip, back, sending, receiving, thread};
+    return memory_transfer(memory, &made);
+}
+
+static bool tell(void *own, const TracedTask *task, int32_t sending, int32_t receiving, uint32_t thread) {
+    Memory *memory = own;
+    switch (task->kind) {
+    case TASK_forward: return memory_forward(memory, task->i, task->j, task->how) == MEMORY_OK;
+    case TASK_recompute: return memory_recompute(memory, task->i, task->j) == MEMORY_OK;
+    case TASK_backward:
+    case TASK_backward_inputs:
+    case TASK_backward_weights:
+        return memory_backward(memory, task->i, task->j, task->kind - TASK_backward) == MEMORY_OK;
+    case TASK_collect: memory_collected(memory, task->i, task->j); return true;
+    case TASK_loss: return memory_loss(memory) == MEMORY_OK;
+    case TASK_microbatch_loss: return memory_microbatch_loss(memory, task->i) == MEMORY_OK;
+    case TASK_update: return memory_update(memory) == MEMORY_OK;
+    case TASK_begin: memory_begin_step(memory); return true;
+    default: return tell_copy(memory, task, sending, receiving, thread) == MEMORY_OK;
+    }
+}
+
+static void is_issued(void *own, const TracedTask *task, uint32_t thread) {
+    if (task->kind >= TASK_copy && task->kind <= TASK_portal_grad)
+        memory_transferred(own, thread);
+}
+
+static bool flushed(void *own, int32_t number) {
+    Device *device = &((Memory *)own)->all.devices[number];
+    int64_t before = device->flushes_seen;
+    device->flushes_seen = device->use.flushes;
+    return device->use.flushes > before;
+}
+
+const Holder *memory_holder(Memory *memory) {
+    memory->holder = (Holder){memory, &memory->all, starts, tell, is_issued, flushed};
+    return &memory->holder;
 }

@@ -3,7 +3,8 @@
 #ifndef GPIPE_BENCH_MEMORY_STATE_H
 #define GPIPE_BENCH_MEMORY_STATE_H
 
-#include "allocator.h"
+#include "../../machine/allocator.h"
+#include "memory.h"
 
 /* A list in the description. */
 typedef struct {
@@ -119,7 +120,11 @@ typedef struct {
     Numbers kind_of;    /* by partition and size */
 } Given;
 
+/* What the newest copy of a thread has sent. */
+typedef VECTOR(int32_t) Sent;
+
 struct Memory {
+    Holder holder;
     Given given;
     Allocators all;
     int64_t partition_count, microbatch_count, skip_count;
@@ -135,7 +140,7 @@ struct Memory {
     VECTOR(Row *) unused;         /* rows, by how many blocks they have room for */
     VECTOR(char *) chunks;        /* where rows lie, each chunk larger than the one before */
     size_t room;                  /* of the newest chunk, from its beginning */
-    VECTOR(int32_t) sent;         /* what the last copy has sent */
+    VECTOR(Sent) sent;            /* by thread */
     int has_state;      /* whether there is an optimizer's state */
     char *without;      /* kinds of kernels that do without scratch memory from now on */
     int32_t *table;     /* slots of the pass that runs */

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 HOST: Final = -1
-"""Host memory, as source or target of :meth:`Machine.copy_ns`."""
+"""Host memory, as source or target of a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Kernels:
 
     Attributes:
         duration_ns: total device time when the kernels run back to back.
-        launches: number of kernels; each costs the host :attr:`Machine.launch_ns`.
+        launches: number of kernels; each costs the host the machine's ``launch_ns``.
         adding_ns: of that time, what adds gradients of parameters to earlier ones. The first backward pass of a step
             has nothing to add to, unless gradients are set to zero instead of given up.
         adding_launches: launches of these. Each costs the host its time even where there is nothing to add to.
@@ -255,26 +255,3 @@ def _variant(work: TaskWork, key: int) -> TaskWork:
     if key < 0 and work.checkpointed is not None:
         return work.checkpointed
     return replace(work, checkpointed=None)
-
-
-class Machine(Protocol):
-    """What the event simulation needs of the hardware.
-
-    Attributes:
-        launch_ns: host time per kernel or copy.
-        lock_permille: host time of a launch where several threads launch, in thousandths of ``launch_ns``: threads take
-            turns; 0: they do not.
-        queue_depth: launches that a stream holds before the host that issues the next one waits; 0 for no limit.
-        capacity_bytes: usable memory of a device; 0 for no limit.
-    """
-
-    launch_ns: int
-    lock_permille: int
-    queue_depth: int
-    capacity_bytes: int
-
-    def copy_ns(self, source: int, target: int, nbytes: int) -> int:
-        """Time of a transfer from device ``source`` to ``target``, either of which may be :data:`HOST`."""
-
-    def buses(self, source: int, target: int) -> tuple[tuple[int, int], ...]:
-        """Names what transfers from ``source`` to ``target`` take turns on with those of other devices, two at most."""

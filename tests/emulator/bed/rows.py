@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from gpipe_bench.emulator.replay.run import Replayed
-from gpipe_bench.emulator.trace import HOST, KINDS, Record, Row, Trace
+from gpipe_bench.machine.replay import Replayed
+from gpipe_bench.machine.trace import HOST, KINDS, Record, Row, Trace
 
 __all__ = ["NS_PER_MS", "Bed", "passed_ns", "timed", "traced"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpipe_bench.emulator.library import leave, load
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
 from gpipe_bench.models.table import MODELS
 
 __all__ = ["SMALL", "step"]

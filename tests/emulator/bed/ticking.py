@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from gpipe_bench.emulator.library import ELAPSED, backend
-from gpipe_bench.emulator.replay.run import Replayed, replay
-from gpipe_bench.emulator.trace import Trace, recording
-from gpipe_bench.simulator.workloads.workload import Machine
+from gpipe_bench.emulator.recording import recording
+from gpipe_bench.machine.replay import Machine, Replayed, replay
+from gpipe_bench.machine.trace import Trace
 from tests.emulator.bed.rows import passed_ns
 
 __all__ = ["ticking"]
@@ -23,7 +23,7 @@ def ticking(machine: Machine, *, host_time: bool = True) -> Iterator[Trace]:
 
     Args:
         machine: what copies and launches cost.
-        host_time: as for :func:`gpipe_bench.emulator.replay.run.replay`.
+        host_time: as for :func:`gpipe_bench.machine.replay.replay`.
     """
     with recording() as trace:
         latest: dict[int, Replayed] = {}

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.races import Race, find_races
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import Trace, recording
+from gpipe_bench.emulator.recording import recording
+from gpipe_bench.machine.replay import Machine, replay
+from gpipe_bench.machine.trace import Trace
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
-from gpipe_bench.simulator.workloads.workload import Machine
 from gpipe_bench.skip import Namespace
 from tests.emulator.bed.behaviour import duration
 from tests.emulator.bed.rows import NS_PER_MS

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gpipe_bench.emulator.library import devices
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
+from gpipe_bench.machine.replay import replay
 from tests.emulator.bed.behaviour import duration
 from tests.emulator.bed.rows import NS_PER_MS, Bed
 from tests.emulator.bed.ticking import ticking

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from gpipe_bench.emulator.library import devices, thread_index
-from gpipe_bench.emulator.trace import HOST, recording
+from gpipe_bench.emulator.recording import recording
+from gpipe_bench.machine.trace import HOST
 
 FIRST, SECOND, THIRD = devices(3)
 

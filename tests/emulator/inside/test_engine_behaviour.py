@@ -13,7 +13,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.emulator.races import find_races
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from tests.emulator.inside.pipelines import (

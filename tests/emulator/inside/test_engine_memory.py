@@ -12,8 +12,9 @@ from gpipe_bench import Components, GPipe
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import capacity, devices
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import KINDS, Trace, recording
+from gpipe_bench.emulator.recording import recording
+from gpipe_bench.machine.replay import replay
+from gpipe_bench.machine.trace import KINDS, Trace
 from gpipe_bench.models.unet import unet
 from gpipe_bench.schedules import SCHEDULES, in_flight, named_schedule
 from tests.emulator.bed.rows import Bed

@@ -11,7 +11,7 @@ import torch
 
 from gpipe_bench import Components
 from gpipe_bench.emulator.races import find_races
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
 from tests.cover import cover
 from tests.emulator.bed.mutants import mutants
 from tests.emulator.inside.pipelines import WAYS, WIDTH, BoomError, Case, batch, mean_score, score, targets

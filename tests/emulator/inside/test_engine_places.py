@@ -10,7 +10,7 @@ import torch
 from gpipe_bench import Components
 from gpipe_bench.emulator.library import thread_index
 from gpipe_bench.emulator.races import find_races
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from tests.emulator.inside.pipelines import (
     BACKWARD_MS,

@@ -20,9 +20,9 @@ from torch import nn
 from gpipe_bench import Components, GPipe
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import devices
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
 from gpipe_bench.engine.transfer import Endpoint, Route, move
+from gpipe_bench.machine.replay import replay
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.results.timeline import KINDS
 from tests.emulator.bed.behaviour import duration, jitter

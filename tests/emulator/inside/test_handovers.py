@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from gpipe_bench import GPipe
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import devices, thread_index
-from gpipe_bench.emulator.trace import mark, recording
+from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.engine import worker
 
 FIRST, SECOND = devices(2)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.emulator.library import capacity, devices
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
 
 DEVICE = devices(7)[-1]
 

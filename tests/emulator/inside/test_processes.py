@@ -18,7 +18,7 @@ from gpipe_bench.distributed import Pipe, staging
 from gpipe_bench.distributed.nccl import DeviceGroup
 from gpipe_bench.emulator.library import devices
 from gpipe_bench.emulator.races import find_races
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
 from gpipe_bench.schedules import SCHEDULES
 from tests.distributed.test_parity import assert_equal, ranks_of, together, unet
 from tests.distributed.threads import PATIENCE_S, run_ranks

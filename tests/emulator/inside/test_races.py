@@ -9,7 +9,8 @@ import torch
 
 from gpipe_bench.emulator.library import devices
 from gpipe_bench.emulator.races import find_races
-from gpipe_bench.emulator.trace import Record, recording
+from gpipe_bench.emulator.recording import recording
+from gpipe_bench.machine.trace import Record
 
 FIRST, SECOND = devices(2)
 

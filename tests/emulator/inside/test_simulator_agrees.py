@@ -21,12 +21,12 @@ from torch import nn
 from gpipe_bench import Components, GPipe
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.observer import TaskRows, issued_rows, task_events
-from gpipe_bench.emulator.replay.run import replay
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
+from gpipe_bench.machine.replay import replay
 from gpipe_bench.results.timeline import COMPUTE_KINDS, TimelineEvent
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
-from gpipe_bench.simulator.clock.run import Settings, run
-from gpipe_bench.simulator.clock.tasks import Timeline
+from gpipe_bench.simulator.steps.run import Settings, run
+from gpipe_bench.simulator.steps.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork
 from gpipe_bench.skip import Namespace
 from tests.cover import cover

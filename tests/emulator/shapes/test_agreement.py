@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from gpipe_bench.emulator.library import devices
+from gpipe_bench.emulator.recording import recording
 from gpipe_bench.emulator.shapes import price_by
-from gpipe_bench.emulator.trace import recording
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.tracing.model_trace import Tracer

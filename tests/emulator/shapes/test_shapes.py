@@ -12,7 +12,7 @@ from torch import nn
 from gpipe_bench import GPipe
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import devices, load
-from gpipe_bench.emulator.trace import recording
+from gpipe_bench.emulator.recording import recording
 
 FIRST, SECOND = devices(2)
 GIB = 2**30

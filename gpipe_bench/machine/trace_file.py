@@ -1,0 +1,196 @@
+"""A trace as a file that a person can open: JSON Lines, a row of the trace on each line, plain or as ``.gz``.
+
+    {"format": "gpipe_bench trace", "version": 1}
+    {"row": 0, "kind": "kernel", "name": "mm", "duration_ns": 81200, "device": 0, "stream": 2, "thread": 1,
+     "launches": 1, "reads": [[4, 0, 4096]], "writes": [[7, 0, 1024]], "begin_ns": 12000, "end_ns": 93200}
+
+``kind`` and the fields after it are those of :class:`~gpipe_bench.machine.trace.Record`; what a row leaves out has
+the default there. Times and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first
+byte and the one after the last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread
+came to it, on the machine of a replay; a reader does not need them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gpipe_bench.errors import TraceError
+from gpipe_bench.machine.replay import Replayed
+from gpipe_bench.machine.trace import KINDS, Row, Trace
+from gpipe_bench.util.files import write_files
+
+_HEAD: Final = {"format": "gpipe_bench trace", "version": 1}
+_TIMES: Final = ("begin_ns", "end_ns", "host_ns")
+_PLACES: Final = ("first_read", "first_write", "end_write")
+_DEFAULTS: Final[dict[str, Any]] = {
+    **dict.fromkeys((name for name, *_ in Row._fields_ if name not in _PLACES), 0),
+    **dict.fromkeys(("device", "peer", "duration_ns"), -1),
+    "name": "",
+    "reads": [],
+    "writes": [],
+}
+"""Of the fields of a line, but ``row``, ``kind`` and times."""
+
+
+def write_trace(path: Path, trace: Trace, replayed: Replayed | None = None) -> None:
+    """Write a trace, with its times on a machine if it was replayed.
+
+    Raises:
+        OutputError: the path cannot be written.
+    """
+    lines = [_HEAD, *_lines(trace)]
+    if replayed is not None:
+        times = zip(replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True)
+        # An autograd thread may have freed memory since the replay: rows at the end that it does not have.
+        for line, own in zip(lines[1:], times, strict=False):
+            line |= {name: value for name, value in zip(_TIMES, own, strict=True) if value >= 0}
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    write_files({path: gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text})
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace; times that the file says are left out.
+
+    Raises:
+        TraceError: it cannot be read, or a line is not that of a row.
+    """
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8-sig")
+        head, *lines = map(json.loads, text.splitlines() or [""])
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise TraceError(f"a trace must be a file of JSON lines, got {error} in {path}; write it by emulate") from error
+    if head != _HEAD:
+        raise TraceError(f"a trace must begin with {json.dumps(_HEAD)}, got {str(head)[:80]} in {path}; write it anew")
+    names: dict[str, int] = {"": 0}
+    accesses = array("q")
+    rows = []
+    for number, line in enumerate(lines, 2):
+        try:
+            rows.append(_row(line, names, accesses))
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            got = f"{type(error).__name__}: {error}, in line {number} of {path}"
+            raise TraceError(f"each line of a trace must be a row, got {got}; see the format's page") from error
+    return Trace(rows, accesses, tuple(names))
+
+
+def _lines(trace: Trace) -> Iterator[dict[str, Any]]:
+    """A line for each row, without what is a default."""
+    trace.fetch()
+    for number, row in enumerate(trace.rows):
+        line = {name: getattr(row, name) for name in _DEFAULTS if name not in {"reads", "writes", "kind"}}
+        line |= {"name": trace.names[row.name]}
+        for name, first, end in (
+            ("reads", row.first_read, row.first_write),
+            ("writes", row.first_write, row.end_write),
+        ):
+            own = trace.accesses[3 * first : 3 * end]
+            line[name] = [list(own[place : place + 3]) for place in range(0, len(own), 3)]
+        told = {name: value for name, value in line.items() if value != _DEFAULTS[name]}
+        yield {"row": number, "kind": KINDS[row.kind], **told}
+
+
+def _row(line: dict[str, Any], names: dict[str, int], accesses: array[int]) -> Row:
+    """The row of a line; its name and its accesses join the tables."""
+    line = {name: value for name, value in line.items() if name not in {*_TIMES, "row"}}
+    if unknown := line.keys() - _DEFAULTS.keys():
+        raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+    row, line = Row(kind=KINDS.index(line["kind"])), {**_DEFAULTS, **line}
+    row.name = names.setdefault(line["name"], len(names))
+    row.first_read = len(accesses) // 3
+    row.first_write = row.first_read + len(line["reads"])
+    row.end_write = row.first_write + len(line["writes"])
+    for block, first, end in (*line["reads"], *line["writes"]):
+        accesses.extend((block, first, end))
+    for name in line.keys() - {"kind", "name", "reads", "writes"}:
+        setattr(row, name, line[name])
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two traces part, and how far.
+
+    Attributes:
+        row: the first row in which they differ in anything but their durations; None if there is none.
+        first: that row of the first trace, as a line of the file; None if it has fewer rows.
+        second: the same of the second.
+        fields: fields in which these differ.
+        durations: rows before that one whose durations differ.
+    """
+
+    row: int | None
+    first: dict[str, Any] | None
+    second: dict[str, Any] | None
+    fields: tuple[str, ...]
+    durations: int
+
+
+def difference(first: Trace, second: Trace) -> Difference:
+    """Compare two traces row by row.
+
+    Numbers that only tell things apart count as equal if they tell the same things apart: threads, streams of a device
+    but its default one, versions, blocks.
+    """
+    pairs = zip(_alike(first), _alike(second), strict=False)
+    durations = 0
+    for (line, plain), (other_line, other_plain) in pairs:
+        if plain != other_plain:
+            fields = [name for name in {**plain, **other_plain} if plain.get(name) != other_plain.get(name)]
+            return Difference(line["row"], line, other_line, tuple(fields), durations)
+        durations += line.get("duration_ns") != other_line.get("duration_ns")
+    longer = next(iter([*_lines(first)][len(second.rows) :] + [*_lines(second)][len(first.rows) :]), None)
+    if longer is None:
+        return Difference(None, None, None, (), durations)
+    ends_first = len(first.rows) < len(second.rows)
+    return Difference(
+        longer["row"], None if ends_first else longer, longer if ends_first else None, ("row",), durations
+    )
+
+
+def _alike(trace: Trace) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each line, and the same without its duration, numbered in the order in which numbers occur."""
+    known: Counter[object] = Counter()
+    numbers: dict[object, int] = {}
+
+    def renamed(what: object, number: int) -> int:
+        if (what, number) not in numbers:
+            known[what] += 1
+            numbers[what, number] = known[what]
+        return numbers[what, number]
+
+    for line in _lines(trace):
+        plain = {name: value for name, value in line.items() if name != "duration_ns"}
+        what = "node" if line["kind"] == "node" else "block"
+        plain["thread"] = renamed("thread", line.get("thread", 0))
+        for name in ("version", "pass"):
+            plain[name] = renamed("version", line[name]) if name in line else 0
+        if "block" in line:
+            plain["block"] = renamed("block", line["block"])
+        for name in ("reads", "writes"):
+            plain[name] = [(renamed(what, block), *span) for block, *span in line.get(name, ())]
+        for name, device in (("stream", "device"), ("peer_stream", "peer")):
+            if name in line:
+                plain[name] = renamed(("stream", line.get(device)), line[name])
+        yield line, plain
+
+
+def differences_text(found: Difference, names: Sequence[str]) -> str:
+    """What a person reads of a difference; ``names``: of the two traces."""
+    told = f"{found.durations} rows have other durations" if found.durations else "all durations are equal"
+    if found.row is None:
+        return f"the same rows; {told}"
+    lines = (
+        f"  {name}: {'no such row' if line is None else json.dumps(line)}"
+        for name, line in zip(names, (found.first, found.second), strict=True)
+    )
+    before = f"of the {found.row} rows before, {told}" if found.row else "no row before"
+    return "\n".join((f"row {found.row} differs in {', '.join(found.fields)}; {before}", *lines))

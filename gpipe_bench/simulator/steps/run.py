@@ -1,0 +1,147 @@
+"""Training steps on the machine, with the memory of their tasks or without; the numbers are the same everywhere.
+
+program, or schedule ──> trace ──> machine ──> when each task ran
+↕
+who holds which tensors ──> memory of each device
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.machine.replay import DeviceMemory, Machine, Replay
+from gpipe_bench.machine.trace import Trace
+from gpipe_bench.native import packaged
+from gpipe_bench.schedules.cycles import checkpoint_stop
+from gpipe_bench.simulator.memory.description import TASK_KINDS, Streams, check_sizes, describe
+from gpipe_bench.simulator.steps.settings import Settings
+from gpipe_bench.simulator.steps.tasks import Tasks
+from gpipe_bench.simulator.steps.trace import root_latencies, step_trace
+from gpipe_bench.simulator.workloads.workload import Workload
+
+__all__ = ["DeviceMemory", "Run", "Settings", "run"]
+
+
+def _by_device(name: str) -> Any:
+    return property(lambda done: tuple(getattr(device, name) for device in done.memory))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a simulation gives.
+
+    Attributes:
+        trace: what ran.
+        makespan_ns: when the last operation ended.
+        effort: how much the clock did.
+        step_ends_ns: when the last task of each step ended.
+        issued: every task, in the order in which host threads issued it.
+        memory: of each device; empty without memory. Each number of all devices: ``peak_live_bytes`` and so on.
+        devices: of each partition.
+    """
+
+    trace: Trace
+    makespan_ns: int
+    effort: int
+    step_ends_ns: tuple[int, ...]
+    issued: Tasks
+    memory: tuple[DeviceMemory, ...]
+    devices: tuple[int, ...]
+
+    peak_live_bytes = _by_device("peak_live")
+    peak_allocated_bytes = _by_device("peak_allocated")
+    peak_reserved_bytes = _by_device("peak_reserved")
+    flushes = _by_device("flushes")
+
+    @property
+    def step_ns(self) -> int:
+        """The mean time of the steps after the first; of a single one until its devices are idle."""
+        ends = self.step_ends_ns
+        return round((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else self.makespan_ns
+
+
+def run(workload: Workload, machine: Machine, settings: Settings | None = None) -> Run:
+    """Simulate training steps.
+
+    Args:
+        workload: durations and bytes.
+        machine: what copies and launches cost.
+        settings: of the run; by default the usual ones.
+
+    Raises:
+        ConfigError: times or bytes are larger than 64 bits.
+        ValueError: devices or a schedule do not fit the workload.
+        ScheduleError: there is no such schedule.
+        OutOfMemory: a device's capacity does not suffice.
+    """
+    settings = settings or Settings()
+    workload = workload.chosen(checkpoint_stop(settings.checkpoint, workload.m))
+    check_sizes(workload, settings.steps)
+    trace, places = step_trace(workload, machine, settings)
+    replay = Replay(trace, machine, latencies=root_latencies(workload, settings), kinds=TASK_KINDS)
+    memory: tuple[DeviceMemory, ...] = ()
+    if settings.memory:
+        streams = Streams(
+            max(places.devices) + 1,
+            places.devices,
+            replay.streams(),
+            [replay.stream(*stream) for stream in places.computing],
+        )
+        description = describe(
+            workload,
+            streams,
+            capacity=machine.capacity_bytes,
+            riding=not settings.components.portals,
+            published=settings.flavour == "published",
+            scheduled=settings.schedule is not None,
+        )
+        memory = _run_with_memory(replay, description, streams.count)
+    else:
+        replay.run()
+    tasks = Tasks(trace.tasks, replay.tasks(), places.devices)
+    now, effort = replay.ends()
+    return Run(trace, now, effort, tasks.step_ends(settings.steps), tasks, memory, tuple(places.devices))
+
+
+def _run_with_memory(replay: Replay, description: array[int], devices: int) -> tuple[DeviceMemory, ...]:
+    memory = _library().memory_new(*description.buffer_info())
+    if memory is None:
+        raise AssertionError("the description of the memory is not understood")
+    try:
+        replay.hold(_library().memory_holder(memory))
+        if not replay.run():
+            shortage = array("q", bytes(8 * 4))
+            _library().memory_shortage(memory, shortage.buffer_info()[0])
+            raise OutOfMemory(*shortage)
+        return tuple(_use(memory, device) for device in range(devices))
+    finally:
+        _library().memory_free(memory)
+
+
+def _use(memory: int, device: int) -> DeviceMemory:
+    found = array("q", bytes(8 * len(DeviceMemory._fields)))
+    _library().memory_use(memory, device, found.buffer_info()[0])
+    return DeviceMemory(*found)
+
+
+_ADDRESS: Final = ctypes.c_void_p
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    loaded = packaged("machine")
+    for name, result, arguments in (
+        ("memory_new", _ADDRESS, [_ADDRESS, ctypes.c_int64]),
+        ("memory_holder", _ADDRESS, [_ADDRESS]),
+        ("memory_use", None, [_ADDRESS, ctypes.c_int32, _ADDRESS]),
+        ("memory_shortage", None, [_ADDRESS, _ADDRESS]),
+        ("memory_free", None, [_ADDRESS]),
+    ):
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded

@@ -1,0 +1,70 @@
+"""From a workload and a machine to the trace of training steps."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from gpipe_bench.machine.replay import Machine
+from gpipe_bench.machine.trace import Trace
+from gpipe_bench.schedules.program import Plan, run_forward
+from gpipe_bench.simulator.steps.issue import Issuer
+from gpipe_bench.simulator.steps.lanes import TraceLanes
+from gpipe_bench.simulator.steps.latency import latencies
+from gpipe_bench.simulator.steps.lists import run_lists
+from gpipe_bench.simulator.steps.places import Places
+from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
+from gpipe_bench.simulator.steps.settings import Settings
+from gpipe_bench.simulator.steps.writer import CALLER, TraceWriter
+from gpipe_bench.simulator.workloads.workload import Workload
+
+
+def step_trace(workload: Workload, machine: Machine, settings: Settings) -> tuple[Trace, Places]:
+    """The trace of some training steps, each with a ``mark`` at its end, and where partitions are in it.
+
+    Args:
+        workload: as :meth:`Workload.chosen` gives it.
+        machine: how long copies take.
+        settings: of the run.
+
+    Raises:
+        ValueError: devices or a schedule do not fit the workload.
+        ScheduleError: there is no such schedule.
+    """
+    m, n, components = workload.m, workload.n, settings.components
+    schedule = None
+    if settings.schedule is not None:
+        schedule = chosen_schedule(settings.schedule, m, n, settings.devices)
+        if schedule.splits and any(
+            w.learns and w.split is None for works in workload.partitions for w in works.values()
+        ):
+            rule = "workload must be split into I and W, as the schedule is, got whole backward passes"
+            raise ValueError(f"{rule}; build it with split=True")
+    rows = tuple(range(n)) if schedule is None else tuple(schedule.placement)
+    devices = tuple(settings.devices) or rows
+    check_devices(rows, devices)
+    places = Places.of(devices, rows, m, settings)
+    writer = TraceWriter()
+    issuer = Issuer(writer, workload, machine, settings, places)
+    plan = Plan[int](m, n, components, settings.checkpoint, dict(enumerate(issuer.incoming)))
+    workers = settings.workers and components.clock_cycle and n > 1
+    issuer.tell(CALLER, "begin")
+    if schedule is None:
+        lanes = TraceLanes(issuer, workers=workers)
+        run_forward(plan, lanes)
+        lanes.backward()
+    else:
+        run_lists(schedule, issuer, plan, workers=workers)
+    issuer.update()
+    writer.plain("mark", CALLER)
+    return writer.trace(settings.steps), places
+
+
+def root_latencies(workload: Workload, settings: Settings) -> tuple[int, ...]:
+    """Of the roots of all nested passes that there can be, in nanoseconds."""
+    (_, mean), checkpointed = (
+        settings.nesting_ns,
+        Plan[int](workload.m, workload.n, checkpoint=settings.checkpoint).checkpointed,
+    )
+    if settings.seed is None or settings.flavour != "published" or not checkpointed:
+        return (mean,)
+    return tuple(islice(latencies(mean, settings.seed), settings.steps * workload.n * checkpointed))
