@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from weakref import finalize
-
-import numpy as np
 
 from gpipe_bench.errors import OutOfMemory, TraceError
 from gpipe_bench.machine.trace import HOST, KINDS, Row, Trace
@@ -182,8 +181,8 @@ class Replay:
         columns = _Columns(trace, machine)
         held = columns.held | {"latencies": array("q", latencies)}
         self.devices = columns.devices
-        numbered = [(kinds[task.kind], *task[1:3], *task[6:]) for task in trace.tasks] if kinds else []
-        self._tasks = np.array(numbered, np.int32)
+        numbered = ((kinds[task.kind], *task[1:3], *task[6:]) for task in trace.tasks) if kinds else ()
+        self._tasks = array("i", chain.from_iterable(numbered))
         self._given = _Input(
             **{name: _address(column) for name, column in held.items()},
             count=len(trace.rows),
@@ -196,7 +195,7 @@ class Replay:
             queue_depth=machine.queue_depth if host_time else 0,
             capacity=machine.capacity_bytes,
             task_count=len(trace.tasks),
-            tasks=self._tasks.ctypes.data,
+            tasks=_address(self._tasks),
         )
         self._kept = held
         self._run = _library().replay_new(ctypes.byref(self._given))

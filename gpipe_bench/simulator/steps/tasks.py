@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from gpipe_bench.machine.replay import TaskTimes
 from gpipe_bench.machine.trace import TracedTask
+from gpipe_bench.results.breakdown import covered
 from gpipe_bench.results.timeline import COPY_KINDS, TimelineEvent
-
-Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +68,14 @@ class Tasks(Sequence[TimedTask]):
 
     def __init__(self, tasks: Sequence[TracedTask], times: TaskTimes, devices: Sequence[int]) -> None:
         self._devices = devices
-        issue, start, end, turn = (np.frombuffer(column, np.int64) for column in times)
-        order = np.argsort(turn, kind="stable")[np.count_nonzero(turn < 0) :]
-        self._tasks = [tasks[place] for place in order.tolist()]
-        self._times = np.stack([issue, start, end])[:, order]
+        ran = (place for place, turn in enumerate(times.turn) if turn >= 0)
+        self._issued = [
+            (tasks[place], times.issue_ns[place], times.start_ns[place], times.end_ns[place])
+            for place in sorted(ran, key=times.turn.__getitem__)
+        ]
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._issued)
 
     def __iter__(self) -> Iterator[TimedTask]:
         return self.between(0, len(self))
@@ -87,42 +85,37 @@ class Tasks(Sequence[TimedTask]):
 
     def between(self, first: int, last: int) -> Iterator[TimedTask]:
         """Those from ``first`` to before ``last``."""
-        times = self._times[:, first:last].T.tolist()
-        for task, (issue, start, end) in zip(self._tasks[first:last], times, strict=True):
+        for task, issue, start, end in self._issued[first:last]:
             stream = "copy" if task.aside else "compute"
             yield TimedTask(task.kind, task.i, task.j, task.device, stream, issue, start, end, task.nbytes)
 
     def step_ends(self, steps: int) -> tuple[int, ...]:
         """When the last task of each step, and of those before, had ended; all steps have as many tasks."""
-        ends = np.maximum.accumulate(self._times[2])
-        return tuple(int(ends[len(self) * step // steps - 1]) for step in range(1, steps + 1))
+        ends = [*accumulate((end for *_, end in self._issued), max)]
+        return tuple(ends[len(ends) * step // steps - 1] for step in range(1, steps + 1))
 
     def busy(self, first: int, last: int, start_ns: int, end_ns: int) -> list[Busy]:
         """The use of each device by some of them from one time to another. Computations of one device never overlap."""
-        tasks, count = self._tasks[first:last], max(self._devices) + 1
-        start, end = (self._times[row, first:last].clip(start_ns, end_ns) for row in (1, 2))
-        own = np.array([self._devices[task.j] for task in tasks], np.int64)
-        running = np.array([task.device for task in tasks], np.int64)
-        computes = np.array([0 if task.kind in COPY_KINDS else 1 + (task.kind == "recompute") for task in tasks])
-        spent = np.zeros((3, count), np.int64)
-        np.add.at(spent, (computes, own), end - start)
-        every, occupied = (_covered(device, start, end, count) for device in (own, running))
-        return [
-            Busy(int(compute), int(recompute), int(each - compute - recompute), int(used))
-            for compute, recompute, each, used in zip(spent[1], spent[2], every, occupied, strict=True)
-        ]
-
-
-def _covered(device: Numbers, start: Numbers, end: Numbers, count: int) -> list[int]:
-    """The length of the union of some spans of each device."""
-    order = np.lexsort((start, device))
-    starts, ends = start[order], end[order]
-    bounds = np.searchsorted(device[order], np.arange(count + 1))
-    lengths = []
-    for first, last in pairwise(bounds.tolist()):
-        reached = np.maximum.accumulate(np.concatenate(([np.iinfo(np.int64).min], ends[first:last])))[:-1]
-        lengths.append(int((ends[first:last] - np.maximum(starts[first:last], reached)).clip(0).sum()))
-    return lengths
+        count = max(self._devices) + 1
+        compute, recompute = [0] * count, [0] * count
+        own: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        running: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        for task, _, began, ended in self._issued[first:last]:
+            span, device = (max(began, start_ns), min(ended, end_ns)), self._devices[task.j]
+            if span[0] >= span[1]:
+                continue
+            if task.kind == "recompute":
+                recompute[device] += span[1] - span[0]
+            elif task.kind not in COPY_KINDS:
+                compute[device] += span[1] - span[0]
+            own[device].append(span)
+            running[task.device].append(span)
+        found = []
+        for device in range(count):
+            computed = compute[device] + recompute[device]
+            copied, occupied = int(covered(own[device])) - computed, int(covered(running[device]))
+            found.append(Busy(compute[device], recompute[device], copied, occupied))
+        return found
 
 
 class Timeline(Sequence[TimelineEvent]):

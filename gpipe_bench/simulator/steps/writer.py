@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from ctypes import c_int64
+from struct import Struct
 from typing import Any, Final
-
-import numpy as np
 
 from gpipe_bench.machine.trace import HOST, KINDS, Row, Trace, TracedTask
 from gpipe_bench.simulator.workloads.workload import Kernels
@@ -19,7 +19,7 @@ CALLER: Final = 0
 
 _NOWHERE: Final = (HOST, 0)
 _KIND: Final = {kind: number for number, kind in enumerate(KINDS)}
-_TYPE: Final = np.dtype(Row)
+_ROW: Final = Struct("".join("q" if kind is c_int64 else "i" for _, kind, *_ in Row._fields_))
 
 
 class TraceWriter:
@@ -131,21 +131,28 @@ class TraceWriter:
 
     def trace(self, steps: int) -> Trace:
         """All rows, and the same again for each further step: with versions, nodes, gradients and tasks of its own."""
-        step = np.array(self._rows, dtype=_TYPE)
-        rows = np.tile(step, steps)
-        later = np.repeat(np.arange(steps), len(step))
-        ways = (
-            ("version", self._versions), ("pass", self._versions), ("gradients", self._gradients),
-            ("task", len(self._tasks)),
-        )  # fmt: skip
-        for name, count in ways:
-            rows[name] += np.where(rows[name] > 0, later * count, 0).astype(rows[name].dtype)
-        for name in ("first_read", "first_write", "end_write"):
-            rows[name] += later * (len(self._accesses) // 3)
-        accesses = np.tile(np.array(self._accesses, np.int64).reshape(-1, 3), (steps, 1))
-        accesses[:, 0] += np.repeat(np.arange(steps), len(self._accesses) // 3) * self._nodes
         made = Trace(names=tuple(self._names))
-        made.rows = (Row * len(rows)).from_buffer_copy(rows.tobytes())
-        made.accesses, made.launch_ends = array("q", accesses.tobytes()), self._ends
-        made.tasks = self._tasks * steps
+        rows = bytearray(_ROW.size * len(self._rows) * steps)
+        for place, row in enumerate(row for step in range(steps) for row in self._shifted(step)):
+            _ROW.pack_into(rows, _ROW.size * place, *row)
+        made.rows = (Row * (len(self._rows) * steps)).from_buffer(rows)
+        for step in range(steps):
+            accesses = self._accesses[:]
+            accesses[::3] = array("q", (number + step * self._nodes for number in accesses[::3]))
+            made.accesses += accesses
+        made.launch_ends, made.tasks = self._ends, self._tasks * steps
         return made
+
+    def _shifted(self, step: int) -> Iterator[tuple[int, ...]]:
+        """The rows of a later step."""
+        if not step:
+            yield from self._rows
+            return
+        versions, tasks, gradients = step * self._versions, step * len(self._tasks), step * self._gradients
+        accesses = step * len(self._accesses) // 3
+        for row in self._rows:
+            nbytes, ns, version, within, block, first, middle, end, *fields, adds, task, unused = row
+            yield (
+                nbytes, ns, version and version + versions, within and within + versions, block, first + accesses,
+                middle + accesses, end + accesses, *fields, adds and adds + gradients, task and task + tasks, unused,
+            )  # fmt: skip
