@@ -37,12 +37,12 @@ from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.util.lazy import lazy
 
 if TYPE_CHECKING:
+    from gpipe_bench.autograd.sequential import PipeSequential
     from gpipe_bench.engine.context import is_checkpointing, is_recomputing
     from gpipe_bench.engine.gpipe import GPipe
     from gpipe_bench.engine.old_state import renamed_state_dict
     from gpipe_bench.engine.pipe import LocalValue, NoChunk, Pipe
     from gpipe_bench.engine.placed import WithDevice, partition_model
-    from gpipe_bench.engine.sequential import PipeSequential
 
 __all__ = [
     "Components",
@@ -67,7 +67,7 @@ _LAZY = {
     "LocalValue": "gpipe_bench.engine.pipe",
     "NoChunk": "gpipe_bench.engine.pipe",
     "Pipe": "gpipe_bench.engine.pipe",
-    "PipeSequential": "gpipe_bench.engine.sequential",
+    "PipeSequential": "gpipe_bench.autograd.sequential",
     "WithDevice": "gpipe_bench.engine.placed",
     "is_checkpointing": "gpipe_bench.engine.context",
     "is_recomputing": "gpipe_bench.engine.context",

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import flop_registry
 
-from gpipe_bench.engine.dispatch_mode import DispatchMode, tensors_in
+from gpipe_bench.autograd.dispatch_mode import DispatchMode, tensors_in
 from gpipe_bench.models.tracing import Entry, mode
 
 # A memory-bound operation takes as long as this many floating-point operations per byte that it touches.

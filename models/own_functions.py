@@ -57,7 +57,7 @@ class OwnFunctions:
         """
         from torch import nn
 
-        from gpipe_bench.engine.sequential import check_outermost, check_sharing
+        from gpipe_bench.autograd.sequential import check_outermost, check_sharing
 
         with blamed(self.own, f"be made by {self.name}", _HINT):
             module = _made(lambda: self.function(**values))

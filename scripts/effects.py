@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 from gpipe_bench.bench.published.simulations import published_cell
 from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.simulator.fit import FITTED, with_shares
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
 from gpipe_bench.simulator.steps.run import Run, Settings, run
 from gpipe_bench.simulator.steps.settings import enough_steps

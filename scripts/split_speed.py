@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import GPipe
-from gpipe_bench.engine.microbatch import Values
+from gpipe_bench.autograd.microbatch import Values
 from gpipe_bench.engine.runtime.cell import Cell
 
 _BLOCKS: Final = (4, 8, 16, 32, 64, 96)

@@ -9,10 +9,11 @@ from torch import nn
 
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, check_one_input
+from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.schedules.cycles import checkpoint_stop
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.workloads.build import AnyModel, Model, layers_of, source_of, workload_of
+from gpipe_bench.simulator.workloads.build import layers_of, source_of, workload_of
 from gpipe_bench.simulator.workloads.sources import ModelSource
+from gpipe_bench.step.request import AnyModel, Model
 from gpipe_bench.util.choices import CHECKPOINT_MODES, PRECISIONS
 
 

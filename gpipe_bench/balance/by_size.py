@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.autograd.dispatch_mode import DispatchMode, tensors_in
 from gpipe_bench.balance.layers import sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, device_of, first_microbatch
-from gpipe_bench.engine.dispatch_mode import DispatchMode, tensors_in
 
 
 def balance_by_size(

@@ -12,11 +12,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.autograd.dispatch_mode import tensors_in
 from gpipe_bench.balance.by_size import layer_sizes
 from gpipe_bench.balance.layers import Stage, sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, device_of, whole_batch
-from gpipe_bench.engine.dispatch_mode import tensors_in
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.simulator import MeasuredLayer
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.autograd.dispatch_mode import tensors_in
 from gpipe_bench.balance.sample import Sample, takes_several_inputs
-from gpipe_bench.engine.dispatch_mode import tensors_in
 from gpipe_bench.engine.placed import taken_out
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import current_tracker, use_tracker

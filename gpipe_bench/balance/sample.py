@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.engine.dispatch_mode import tensors_in
+from gpipe_bench.autograd.dispatch_mode import tensors_in
+from gpipe_bench.autograd.sequential import PipeSequential
 from gpipe_bench.engine.pipe import NoChunk, scatter_arguments
 from gpipe_bench.engine.placed import WithDevice
-from gpipe_bench.engine.sequential import PipeSequential
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.trees import tree_map_only

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from gpipe_bench.emulator.races import Race
     from gpipe_bench.emulator.script import ScriptRun
     from gpipe_bench.errors import OutOfMemory
-    from gpipe_bench.simulator.hardware.profile import Profile
-    from gpipe_bench.simulator.steps.run import DeviceMemory
+    from gpipe_bench.machine.profile import Profile
+    from gpipe_bench.machine.replay import DeviceMemory
 
 _OF_SCRIPTS: Final = ("profile", "tf32", "launch_us", "host_time")
 _GIB: Final = 2**30
@@ -149,9 +149,9 @@ def _emulate_script(
     races: bool,
 ) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
-    from gpipe_bench.simulator.hardware.machine import HardwareMachine
-    from gpipe_bench.simulator.hardware.profile import load_profile
-    from gpipe_bench.simulator.steps.simulation import guess_words
+    from gpipe_bench.machine.hardware import HardwareMachine
+    from gpipe_bench.machine.profile import load_profile
+    from gpipe_bench.step.result import guess_words
 
     if trace is not None:
         if trace.exists() and script.exists() and trace.samefile(script):
@@ -200,7 +200,7 @@ def _no_cuda(devices: int) -> str:
 
 
 def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
-    from gpipe_bench.simulator.steps.simulation import gib_texts
+    from gpipe_bench.step.result import gib_texts
 
     device = shortage.device
     needed, capacity = gib_texts(memory[device].peak_reserved / _GIB, shortage.capacity / _GIB)

@@ -24,8 +24,8 @@ from gpipe_bench.cli.options import (
 )
 from gpipe_bench.cli.progress import Progress, progress
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.constants import CONSTANTS
 from gpipe_bench.schedules.table import partition_count
-from gpipe_bench.simulator.hardware.constants import CONSTANTS
 from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:

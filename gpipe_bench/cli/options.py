@@ -50,8 +50,8 @@ def _of(module: str) -> Any:
 VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "model": lambda: [*MODELS, "timm/", "torchvision/"],
     "variant": lambda: dict.fromkeys([*PUBLISHED, *(components.label for components in Components.factorial())]),
-    "profile": lambda: _of("simulator.hardware.profile").profile_names(),
-    "network": lambda: _of("simulator.hardware.networks").networks(),
+    "profile": lambda: _of("machine.profile").profile_names(),
+    "network": lambda: _of("machine.networks").networks(),
     "device": lambda: _of("bench.spec.machine").DEVICES,
     "evidence": lambda: ("measured", "emulated", "simulated"),
 }

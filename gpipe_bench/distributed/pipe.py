@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.autograd.microbatch import MicroBatch
 from gpipe_bench.components import Components
 from gpipe_bench.distributed.agreement import Begin, compare, description, fingerprint
 from gpipe_bench.distributed.connections import Connections, given_group
@@ -21,7 +22,6 @@ from gpipe_bench.engine.arguments import checked_module, named_device
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import check_input, gather, scatter
 from gpipe_bench.engine.layers import Layers
-from gpipe_bench.engine.microbatch import MicroBatch
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers

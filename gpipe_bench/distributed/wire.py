@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.microbatch import MicroBatch
+from gpipe_bench.autograd.microbatch import MicroBatch
 from gpipe_bench.skip.trees import TreeSpec, tree_flatten, tree_unflatten
 
 

@@ -31,14 +31,12 @@ from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.emulator.training import EmulationRequest, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
-from gpipe_bench.machine.replay import Replayed, replay
+from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
+from gpipe_bench.machine.replay import DeviceMemory, Replayed, replay
 from gpipe_bench.machine.trace import KINDS, Trace
 from gpipe_bench.schedules import Schedule
-from gpipe_bench.simulator.arguments import ScheduleLike
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.simulator.steps.run import DeviceMemory
-from gpipe_bench.simulator.steps.simulation import GIB, Simulation, device_uses, gib_texts, pipeline_facts
-from gpipe_bench.simulator.workloads.build import Model, microbatch_sizes
+from gpipe_bench.step.request import Model, ScheduleLike, microbatch_sizes
+from gpipe_bench.step.result import GIB, Simulation, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from gpipe_bench.machine.replay import Replayed
 from gpipe_bench.machine.trace import KINDS
 from gpipe_bench.results.breakdown import covered, split_device_time
 from gpipe_bench.results.timeline import TimelineEvent
-from gpipe_bench.simulator.steps.tasks import Busy
+from gpipe_bench.step.result import Busy
 
 _KERNEL, _COPY, _BACKWARD = (KINDS.index(kind) for kind in ("kernel", "copy", "backward"))
 _NS_PER_US = 1e3

@@ -30,10 +30,10 @@ from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.profile import HardwareMachine, Profile
 from gpipe_bench.machine.replay import Replayed, replay
 from gpipe_bench.machine.trace import Record, Trace
 from gpipe_bench.models.vision_packages import mend_torchvision
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Profile
 
 _OWN: Final = str(Path(__file__).parent)
 _compile: Final = torch.compile

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from gpipe_bench.autograd.dispatch_mode import DispatchMode
 from gpipe_bench.emulator.library import MOST, NAME, backend, load
-from gpipe_bench.engine.dispatch_mode import DispatchMode
-from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.accelerator import register_fused
-from gpipe_bench.simulator.tracing.meta_results import evaluate
-from gpipe_bench.simulator.tracing.operations import kernels_of
-from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes
+from gpipe_bench.kernels.accelerator import register_fused
+from gpipe_bench.kernels.cost import duration_ns, scratch_bytes
+from gpipe_bench.kernels.meta_results import evaluate
+from gpipe_bench.kernels.operations import kernels_of
+from gpipe_bench.machine.profile import Profile
 
 _profiles: Final[list[Profile]] = []
 # Kernels stay registered as long as their library lives.

@@ -19,14 +19,13 @@ from gpipe_bench.emulator.library import MOST
 from gpipe_bench.emulator.shapes import keep_gradients
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError, ConfigError
+from gpipe_bench.kernels.optimizers import make_optimizer
+from gpipe_bench.kernels.specs import meta_twin
 from gpipe_bench.models.measured import is_layers
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.schedules.table import placement
-from gpipe_bench.simulator.arguments import TrainingRequest, schedule_problems
-from gpipe_bench.simulator.tracing.specs import meta_twin
-from gpipe_bench.simulator.workloads.build import Model
-from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer
+from gpipe_bench.step.request import Model, TrainingRequest, schedule_problems
 
 
 @dataclass(frozen=True, slots=True)

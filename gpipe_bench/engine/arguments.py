@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.autograd.sequential import check_outermost, check_sharing
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
-from gpipe_bench.engine.sequential import check_outermost, check_sharing
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
 from gpipe_bench.util.choices import BACKWARDS, CHECKPOINT_MODES, WORKERS

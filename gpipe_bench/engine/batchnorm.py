@@ -24,8 +24,8 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from gpipe_bench.autograd.sequential import children_of
 from gpipe_bench.engine.context import is_recomputing
-from gpipe_bench.engine.sequential import children_of
 from gpipe_bench.errors import UnsupportedError
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

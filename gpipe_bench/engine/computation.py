@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from gpipe_bench.components import Components
-from gpipe_bench.engine.advice import advise
-from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.microbatch import (
+from gpipe_bench.autograd.microbatch import (
     MicroBatch,
     Values,
     aliased_values,
@@ -25,6 +22,9 @@ from gpipe_bench.engine.microbatch import (
     separated,
     versions,
 )
+from gpipe_bench.components import Components
+from gpipe_bench.engine.advice import advise
+from gpipe_bench.engine.context import ExecutionContext
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
 from gpipe_bench.engine.randomness import BatchRandomness, Draws

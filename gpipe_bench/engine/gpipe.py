@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.autograd.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import (
     check_backward,
@@ -22,7 +23,6 @@ from gpipe_bench.engine.arguments import (
 )
 from gpipe_bench.engine.gathering import check_shapes, other_forms
 from gpipe_bench.engine.layers import Device, Layers
-from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.runtime.loss import Goal

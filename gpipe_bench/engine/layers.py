@@ -17,12 +17,12 @@ from typing import Any, Final, NoReturn, Self
 import torch
 from torch import nn
 
+from gpipe_bench.autograd.sequential import PipeSequential, check_sharing
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import SETTINGS, check_choice, checked_setting, named_device, split_layers
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.placed import device_of, taken_out
-from gpipe_bench.engine.sequential import PipeSequential, check_sharing
 from gpipe_bench.engine.worker import this_thread
 from gpipe_bench.errors import PlacementError, UnsupportedError
 from gpipe_bench.skip.layout import SkipLayout, verify_skippables

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.microbatch import Values
+from gpipe_bench.autograd.microbatch import Values
 
 GivenT = TypeVar("GivenT", bound=Values | None)
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gpipe_bench.engine.microbatch import MicroBatch, Values, check_open, flatten
-from gpipe_bench.engine.sequential import Arguments, PipeSequential
+from gpipe_bench.autograd.microbatch import MicroBatch, Values, check_open, flatten
+from gpipe_bench.autograd.sequential import Arguments, PipeSequential
 from gpipe_bench.engine.transfer import Endpoint, Stream, current_stream, has_streams, shared_stream
 from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.autograd.microbatch import MicroBatch, aliased_values, check_device, flatten
+from gpipe_bench.autograd.sequential import Arguments, PipeSequential, check_outermost
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import checked_module, split_layers
 from gpipe_bench.engine.gathering import check_shapes, other_forms
 from gpipe_bench.engine.layers import Layers
-from gpipe_bench.engine.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
 from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
-from gpipe_bench.engine.sequential import Arguments, PipeSequential, check_outermost
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.skip.trees import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
 

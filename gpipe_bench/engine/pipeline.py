@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from gpipe_bench.autograd.microbatch import MicroBatch
+from gpipe_bench.autograd.nodes import behind
 from gpipe_bench.engine.batchnorm import deferring
 from gpipe_bench.engine.computation import BatchContext
 from gpipe_bench.engine.context import ExecutionContext, uncached_weights
 from gpipe_bench.engine.layers import NOT_TRACED, Layers
-from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.nodes import behind
 from gpipe_bench.engine.paper.checkpoint import Guard
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.partition import Partition, place

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpipe_bench.autograd.sequential import check_outermost, children_of, hooks_of, opened
 from gpipe_bench.engine.arguments import check_balance, named_device, resolve_devices
-from gpipe_bench.engine.sequential import check_outermost, children_of, hooks_of, opened
 
 _CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from gpipe_bench.engine.dispatch_mode import DispatchMode
+from gpipe_bench.autograd.dispatch_mode import DispatchMode
 from gpipe_bench.engine.partition import TASK
 from gpipe_bench.errors import RandomnessError
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from gpipe_bench.engine.microbatch import Values
+from gpipe_bench.autograd.microbatch import Values
 from gpipe_bench.engine.observer import Observer, Task, observed
 
 Stream = torch.Stream | None

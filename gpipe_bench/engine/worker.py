@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from gpipe_bench.engine.dispatch_mode import DispatchMode
+from gpipe_bench.autograd.dispatch_mode import DispatchMode
 
 T = TypeVar("T")
 Result = tuple[Any, BaseException | None]

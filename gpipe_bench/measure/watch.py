@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from gpipe_bench.engine.dispatch_mode import DispatchMode, tensors_in
+from gpipe_bench.autograd.dispatch_mode import DispatchMode, tensors_in
 
 
 class Accountant(Protocol):

@@ -9,19 +9,19 @@ from gpipe_bench.util.lazy import lazy
 if TYPE_CHECKING:
     from gpipe_bench.models.measured import MeasuredLayer, read_layers, write_layers
     from gpipe_bench.simulator.api import simulate
-    from gpipe_bench.simulator.steps.simulation import DeviceUse, Simulation
-    from gpipe_bench.simulator.workloads.build import Model
+    from gpipe_bench.step.request import Model
+    from gpipe_bench.step.result import DeviceUse, Simulation
 
 __all__ = ["DeviceUse", "MeasuredLayer", "Model", "Simulation", "read_layers", "simulate", "write_layers"]
 
 # Loaded when first used: the simulator needs PyTorch, and its parts import each other.
 _LAZY = {
-    "DeviceUse": "gpipe_bench.simulator.steps.simulation",
+    "DeviceUse": "gpipe_bench.step.result",
     "MeasuredLayer": "gpipe_bench.models.measured",
-    "Model": "gpipe_bench.simulator.workloads.build",
+    "Model": "gpipe_bench.step.request",
     "read_layers": "gpipe_bench.models.measured",
     "write_layers": "gpipe_bench.models.measured",
-    "Simulation": "gpipe_bench.simulator.steps.simulation",
+    "Simulation": "gpipe_bench.step.result",
     "simulate": "gpipe_bench.simulator.api",
 }
 

@@ -21,27 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
+from gpipe_bench.machine.networks import NETWORK, machine_of
+from gpipe_bench.machine.profile import HardwareMachine, Link, Profile, load_profile
 from gpipe_bench.models.measured import assumptions, have_memory
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.schedules.cycles import checkpoint_stop
-from gpipe_bench.simulator.arguments import ScheduleLike, SimulationRequest
-from gpipe_bench.simulator.hardware.networks import NETWORK, machine_of
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Link, Profile, load_profile
-from gpipe_bench.simulator.steps.run import Settings, run
+from gpipe_bench.simulator.steps.run import Settings, run, step_events, step_uses
 from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import enough_steps
-from gpipe_bench.simulator.steps.simulation import (
-    GIB,
-    DeviceUse,
-    Shortage,
-    Simulation,
-    pipeline_facts,
-    step_events,
-    step_uses,
-    summed_gib,
-)
-from gpipe_bench.simulator.workloads.build import AnyModel, Model, build_workload, layers_of, microbatch_sizes
+from gpipe_bench.simulator.workloads.build import build_workload, layers_of
 from gpipe_bench.simulator.workloads.workload import Workload
+from gpipe_bench.step.request import AnyModel, Model, ScheduleLike, SimulationRequest, microbatch_sizes
+from gpipe_bench.step.result import GIB, DeviceUse, Shortage, Simulation, pipeline_facts, summed_gib
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
@@ -97,7 +88,7 @@ def simulate(
         devices: number of each partition's device; empty: as the schedule has them, one device per partition, or per
             two with ``interleaved``, ``looped_bfs``, ``zb_v``, ``v_half``, ``v_min`` and ``dualpipe_v``.
         hosts: that have the devices, as many each, host after host.
-        network: between hosts: a link, or a name of one in ``hardware/networks.yaml`` or the profile.
+        network: between hosts: a link, or a name of one in ``machine/networks.yaml`` or the profile.
         sample: with an ``nn.Sequential``, tensors of shape (samples, ...) as it takes them.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for no loss.
         target: with a loss, the targets of a whole mini-batch.
@@ -199,7 +190,7 @@ def _check_module(model: AnyModel) -> None:
     """Refuse a module that the engine refuses."""
     if isinstance(model, Model | Sequence):
         return
-    from gpipe_bench.engine.sequential import check_outermost, check_sharing
+    from gpipe_bench.autograd.sequential import check_outermost, check_sharing
 
     try:
         check_outermost(model)

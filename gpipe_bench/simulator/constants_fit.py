@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 from scipy.optimize import least_squares
 
-from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant, largest
-from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
+from gpipe_bench.kernels.accelerator import accelerator_kernels
+from gpipe_bench.kernels.kernel import Kernel
+from gpipe_bench.kernels.law import part_ns
+from gpipe_bench.machine.constants import CONSTANTS, Constant, largest
+from gpipe_bench.machine.profile import Profile
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.simulator.tracing.steps import Kernel
-from gpipe_bench.simulator.workloads.law import part_ns
 
 # A departure from what a profile assumes counts as little as this share of an error.
 _PRIOR: Final = 0.01

@@ -20,14 +20,14 @@ from pydantic import ValidationError
 from scipy.optimize import least_squares
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
+from gpipe_bench.kernels.cost import duration_ns
+from gpipe_bench.kernels.kernel import Kernel
+from gpipe_bench.machine.profile import Efficiency, HardwareMachine, Profile, load_profile
 from gpipe_bench.models.table import parse_arguments
-from gpipe_bench.simulator.hardware.profile import Efficiency, HardwareMachine, Profile, load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
-from gpipe_bench.simulator.tracing.steps import Kernel
-from gpipe_bench.simulator.workloads.build import microbatch_sizes
-from gpipe_bench.simulator.workloads.cost import duration_ns
 from gpipe_bench.simulator.workloads.optimizers import optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite
+from gpipe_bench.step.request import microbatch_sizes
 
 FITTED: Final = ("conv3x3_stride1", "spatial_conv", "other_conv_matmul")
 """The fitted efficiencies."""

@@ -16,9 +16,9 @@ from typing import Final
 
 import torch
 
-from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.tracing.operations import kernels_of
-from gpipe_bench.simulator.workloads.cost import duration_ns
+from gpipe_bench.kernels.cost import duration_ns
+from gpipe_bench.kernels.operations import kernels_of
+from gpipe_bench.machine.profile import load_profile
 
 OPERATORS: Final = Path(__file__).with_name("ops_h200.csv.gz")
 """Columns: model, dtype, batch; operator, shapes of its arguments, calls in a step; device and host time of all, us."""

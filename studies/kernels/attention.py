@@ -19,9 +19,9 @@ from scipy.optimize import least_squares
 
 from gpipe_bench.bench.published.simulations import simulate_published
 from gpipe_bench.bench.running.simulated import simulation_facts
+from gpipe_bench.machine.constants import CONSTANTS
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator.constants_fit import with_constants
-from gpipe_bench.simulator.hardware.constants import CONSTANTS
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_value, settings_of
 
 SHARES: Final = [name for name in CONSTANTS if "no_dropout_half" in name]

@@ -145,8 +145,8 @@ def _emulated(case: EmulatedCase) -> list[dict[str, Any]]:
     from gpipe_bench.emulator.handovers import seen
     from gpipe_bench.emulator.recording import mark, recording
     from gpipe_bench.emulator.shapes import load_shapes
+    from gpipe_bench.machine.profile import HardwareMachine, load_profile
     from gpipe_bench.machine.replay import replay
-    from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
 
     profile = load_profile(_PROFILE)
     load_shapes(len(case.balance), profile)

@@ -15,10 +15,10 @@ from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.profile import PROFILES, load_profile
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.schedules import check, read_csv
 from gpipe_bench.schedules.table import SCHEDULES, partition_count
-from gpipe_bench.simulator.hardware.profile import PROFILES, load_profile
 from gpipe_bench.util.choices import CHECKPOINT_MODES
 from tests.bench.cells_of import ok_result
 

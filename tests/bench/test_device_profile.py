@@ -14,12 +14,12 @@ from gpipe_bench.bench.running import device_profile
 from gpipe_bench.bench.running.device_profile import REPEATS, measure_profile
 from gpipe_bench.cli import application
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.constants import CONSTANTS, Constant
+from gpipe_bench.machine.profile import load_profile, parse_profile
 from gpipe_bench.measure import queued
 from gpipe_bench.measure.cases import CASES, Bench, Case
 from gpipe_bench.measure.host_rates import TINY, loss
 from gpipe_bench.simulator.api import Model, simulate, step_launches
-from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant
-from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile
 
 
 def too_large(bench):

@@ -14,8 +14,8 @@ from gpipe_bench.cli import main
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.results import schema
-from gpipe_bench.simulator.hardware.profile import load_profile
 from tests.project.tree import ROOT
 
 PIPELINES = TABLES["h200-pipelines"]

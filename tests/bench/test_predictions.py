@@ -17,10 +17,10 @@ from gpipe_bench.bench.running.simulated import simulated_step
 from gpipe_bench.cli import main
 from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import model_spec, parse_arguments
 from gpipe_bench.results.configurations import digest
 from gpipe_bench.results.rows import Row
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import (
     published_cells,
     published_settings,

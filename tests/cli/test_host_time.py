@@ -11,7 +11,7 @@ from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli import main
 from gpipe_bench.cli.options import HOST_BOUND
 from gpipe_bench.emulator.build import obstacle
-from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.machine.profile import load_profile
 from tests.bench.cells_of import in_file
 from tests.processes import command
 from tests.project.tree import ROOT

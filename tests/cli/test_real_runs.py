@@ -9,8 +9,8 @@ import tarfile
 
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.results.rows import Row
-from gpipe_bench.simulator.hardware.profile import load_profile
 from tests.bench.cells_of import cell, in_file
 
 

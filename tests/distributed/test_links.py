@@ -7,11 +7,11 @@ import weakref
 import pytest
 import torch
 
+from gpipe_bench.autograd.microbatch import MicroBatch
 from gpipe_bench.distributed import wire
 from gpipe_bench.distributed.links import Link
 from gpipe_bench.distributed.news import LostError
 from gpipe_bench.distributed.staging import Staging
-from gpipe_bench.engine.microbatch import MicroBatch
 from tests.distributed.threads import ThreadGroup, World
 
 BOX = ("F", 0, 1, 0)

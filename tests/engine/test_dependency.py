@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.nodes import behind, get_phony
+from gpipe_bench.autograd.nodes import behind, get_phony
 from gpipe_bench.engine.paper.dependency import Join, fork
 from tests.engine.support import Identity
 

@@ -15,7 +15,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
-from gpipe_bench.engine.dispatch_mode import DispatchMode
+from gpipe_bench.autograd.dispatch_mode import DispatchMode
 from gpipe_bench.engine.redirect import Redirect
 from gpipe_bench.engine.worker import Turns
 from gpipe_bench.measure.memory import LiveBytes

@@ -1,101 +1,17 @@
-"""Imports point one way, and what must start at once does not load PyTorch."""
+"""Imports point one way, as the contracts in pyproject.toml say, and what must start at once does not load PyTorch."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-import pytest
-
-from gpipe_bench.bench.storage.sources import PACKAGES, module_file, source_files
-from gpipe_bench.util.imports import imported_modules
+from gpipe_bench.bench.storage.sources import PACKAGES, source_files
 from tests.project.tree import ROOT
 
-# What each layer may import besides itself:
-#
-#   pure <- skip <- engine <- measure <--- bench <- cli        emulator: above engine, simulator; below bench
-#    ^       ^        ^                     | |      |
-#    |       |        +------ balance <-----+ |      |
-#    |       |                   v            |      |
-#    |       +--- models <--- simulator <-----+      |
-#    +----------- native <-------+                   |
-#    |                           ^                   |
-#    +-- (and native) -------- emulator              |      distributed: above engine, below bench
-#    +----------- figures <------ report <-----------+      studies: above all but report and cli; measure: above models
-ALLOWED = {
-    "pure": set(),
-    "skip": {"pure"},
-    "engine": {"pure", "skip"},
-    "distributed": {"pure", "skip", "engine"},
-    "models": {"pure", "skip"},
-    "balance": {"pure", "skip", "engine", "simulator"},
-    "measure": {"pure", "skip", "engine", "models"},
-    "native": {"pure"},
-    "machine": {"pure", "native"},
-    "simulator": {"pure", "skip", "models", "native", "machine"},
-    "emulator": {"pure", "skip", "engine", "models", "native", "machine", "simulator"},
-    "figures": {"pure"},
-    "report": {"pure", "figures"},
-    "bench": {
-        "pure",
-        "skip",
-        "engine",
-        "distributed",
-        "models",
-        "balance",
-        "measure",
-        "machine",
-        "simulator",
-        "emulator",
-    },
-    "studies": {
-        "pure",
-        "engine",
-        "distributed",
-        "models",
-        "measure",
-        "machine",
-        "simulator",
-        "emulator",
-        "figures",
-        "bench",
-        "skip",
-        "balance",
-    },
-    "cli": {
-        "pure",
-        "skip",
-        "engine",
-        "models",
-        "balance",
-        "measure",
-        "machine",
-        "simulator",
-        "emulator",
-        "figures",
-        "report",
-        "bench",
-    },
-}
-EXCEPTIONAL = {
-    "gpipe_bench.engine.dispatch_mode": "skip",
-    "gpipe_bench.engine.microbatch": "skip",
-    "gpipe_bench.engine.nodes": "skip",
-    "gpipe_bench.engine.sequential": "skip",
-    "gpipe_bench.engine.runtime.saved": "skip",
-    "gpipe_bench.engine.runtime.split": "skip",
-    "gpipe_bench.__main__": "cli",
-}
-# Folders of what is large, each above what it may import; the calls and commands beside them are above all.
-FOLDERS = {
-    "simulator": (*("tracing", "hardware", "workloads", "memory", "steps", "published"),),
-    "bench": (
-        *("spec", "storage", "running", "published", "datapackage", "evaluation", "advice"),
-        "experiments",
-    ),
-}
 MODULES = source_files(PACKAGES)
+ROOMS = ("data", "errors", "components", "figures", "native", "report", "results", "schedules", "util")
 # The workflow, --help, tables and figures use these; a first import of PyTorch takes seconds.
 LIGHT = {
     "gpipe_bench.cli",
@@ -105,63 +21,38 @@ LIGHT = {
 }
 
 
-def layer(module: str) -> str:
-    """The layer of a module: the one named for it or a package above it, else that of its first folder, else pure."""
-    for name, exception in EXCEPTIONAL.items():
-        if module == name or module.startswith(f"{name}."):
-            return exception
-    folders = [part for part in module.split(".")[:2] if part in ALLOWED]
-    return folders[0] if folders else "pure"
+def linted(*arguments, root=ROOT):
+    program = Path(sys.executable).with_name("lint-imports")
+    return subprocess.run([program, "--no-cache", *arguments], cwd=root, capture_output=True, text=True, check=False)
 
 
 def test_imports_point_one_way():
-    wrong = [
-        f"{module} ({layer(module)}) imports {target} ({layer(target)})"
-        for module, path in MODULES.items()
-        for target in imported_modules(module, path, module_file)
-        if layer(target) not in {layer(module), *ALLOWED[layer(module)]}
-    ]
-    assert wrong == []
+    done = linted()
+    assert done.returncode == 0, done.stdout
 
 
-def height(module: str) -> tuple[str, int] | None:
-    """What a module is part of, and how far up in it the module is; None where that has no folders."""
-    project, top, part, *_ = (*module.split("."), "", "")
-    if project != "gpipe_bench" or top not in FOLDERS:
-        return None
-    folders = FOLDERS[top]
-    return top, folders.index(part) if part in folders else len(folders)
+def test_the_contracts_see_an_import_that_points_up(tmp_path):
+    (tmp_path / "gpipe_bench").mkdir()
+    for room in ("simulator", "emulator"):
+        (tmp_path / "gpipe_bench" / room).mkdir()
+    for module, text in (("", ""), ("simulator", "import gpipe_bench.emulator"), ("emulator", "")):
+        (tmp_path / "gpipe_bench" / module / "__init__.py").write_text(text)
+    contract = re.search(r"name = \"Simulator and emulator.*?\n\n", (ROOT / "pyproject.toml").read_text(), re.DOTALL)
+    settings = f'[tool.importlinter]\nroot_package = "gpipe_bench"\n\n[[tool.importlinter.contracts]]\n{contract[0]}'
+    (tmp_path / "pyproject.toml").write_text(settings)
+    done = linted(root=tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert "gpipe_bench.simulator is not allowed to import gpipe_bench.emulator" in done.stdout.replace("\n", " ")
 
 
-def test_imports_inside_point_down():
-    wrong = [
-        f"{module} imports {target}"
-        for module, path in MODULES.items()
-        for target in imported_modules(module, path, module_file)
-        if (own := height(module)) and (other := height(target)) and own[0] == other[0] and other > own
-    ]
-    assert wrong == []
-
-
-@pytest.mark.parametrize("top", FOLDERS)
-def test_every_folder_has_its_place(top):
-    parts = {
-        module.split(".")[2] for module in MODULES if module.startswith(f"gpipe_bench.{top}.") and module.count(".") > 2
-    }
-    assert parts == {*FOLDERS[top]}
-
-
-def test_in_bench_every_module_is_in_a_folder():
-    beside = {module for module in MODULES if module.startswith("gpipe_bench.bench.") and module.count(".") == 2}
-    assert beside == {f"gpipe_bench.bench.{folder}" for folder in FOLDERS["bench"]}
-
-
-def test_every_layer_has_modules():
-    assert {layer(module) for module in MODULES} == set(ALLOWED)
+def test_the_page_of_the_house_has_every_room():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rooms = {module.split(".")[1] for module in MODULES if module.startswith("gpipe_bench.")} - {"__main__"}
+    assert {room for room in rooms if f"`{room}`" not in page} == set()
 
 
 def test_light_modules_start_without_torch():
-    light = {module for module in MODULES if layer(module) in {"pure", "native", "figures", "report"}} | LIGHT
+    light = {module for module in MODULES if module.startswith(tuple(f"gpipe_bench.{room}" for room in ROOMS))} | LIGHT
     program = f"import sys; sys.modules['torch'] = None\nfor name in {sorted(light)}: __import__(name)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -16,10 +16,10 @@ from typing import Any
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import OutOfMemory
+from gpipe_bench.machine.profile import HardwareMachine, load_profile
 from gpipe_bench.machine.replay import Machine
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
 from gpipe_bench.simulator.steps.run import Settings, run
-from gpipe_bench.simulator.workloads.build import Model, build_workload
+from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import (
     HOST,
     Kernels,
@@ -32,6 +32,7 @@ from gpipe_bench.simulator.workloads.workload import (
     gradient_name,
     input_name,
 )
+from gpipe_bench.step.request import Model
 
 TABLE = Path(__file__).with_name("cells.csv")
 SETTINGS = ("work", "chunks", "variant", "checkpoint", "schedule", "transfer", "devices", "other")

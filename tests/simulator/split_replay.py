@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from gpipe_bench import GPipe
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.measure.live_bytes import LiveBytes
 from gpipe_bench.schedules import Action, check, named_schedule, with_recomputation
 from gpipe_bench.schedules.cycles import checkpoint_stop
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload, gradient_name, input_name
 from scripts.effects import scratch

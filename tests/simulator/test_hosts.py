@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from gpipe_bench.simulator.hardware.networks import machine_of
-from gpipe_bench.simulator.hardware.profile import Link, load_profile
+from gpipe_bench.machine.networks import machine_of
+from gpipe_bench.machine.profile import Link, load_profile
 from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.steps.tasks import Timeline
 from tests.simulator.support import MS, task, workload

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpipe_bench.simulator.tracing.specs import TensorSpec
+from gpipe_bench.kernels.specs import TensorSpec
 
 
 @st.composite

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.skip import pop, skippable, stash
 from tests.simulator.live import live_peaks

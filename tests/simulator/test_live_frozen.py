@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.build import build_workload
 from tests.simulator.live import live_peaks

@@ -9,8 +9,7 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.results.breakdown import Breakdown, split_device_time
-from gpipe_bench.simulator.steps.run import Settings, run
-from gpipe_bench.simulator.steps.simulation import step_events, step_uses
+from gpipe_bench.simulator.steps.run import Settings, run, step_events, step_uses
 from tests.simulator.support import Plain, task, workload
 
 

@@ -9,8 +9,8 @@ from torch._higher_order_ops.map import map as map_over
 from torch.nn.utils import parametrizations
 from torch.utils.flop_counter import FlopCounterMode
 
+from gpipe_bench.machine.profile import profile_names
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.hardware.profile import profile_names
 from gpipe_bench.simulator.tracing.model_trace import Tracer
 from gpipe_bench.simulator.workloads.sources import module_source
 from tests.simulator_api import layers

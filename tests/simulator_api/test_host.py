@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from gpipe_bench.machine.constants import Constant
+from gpipe_bench.machine.profile import Profile, load_profile
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.hardware.constants import Constant
-from gpipe_bench.simulator.hardware.profile import Profile, load_profile
 
 H200 = load_profile("h200")
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.hardware.profile import load_profile
 
 H200 = load_profile("h200").model_copy(update={"cublas_workspace_mib": 0})
 PLAIN = H200.model_copy(update={"kernels": None})

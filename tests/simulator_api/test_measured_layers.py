@@ -11,11 +11,11 @@ import pytest
 from gpipe_bench.balance import balance_by_simulation, layer_simulated_times
 from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.errors import BalanceError, ConfigError
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator import MeasuredLayer, Model, simulate, write_layers
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.util.choices import CHECKPOINT_MODES
 
 MIB, GIB = 2**20, 2**30

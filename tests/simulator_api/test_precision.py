@@ -13,9 +13,9 @@ from gpipe_bench.balance import balance_by_simulation, layer_simulated_times
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli import main
 from gpipe_bench.errors import TraceError
+from gpipe_bench.kernels.kernel import Parameter
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator import Model, simulate
-from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.tracing.steps import Parameter
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
 from gpipe_bench.util.choices import OPTIMIZERS

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-import gpipe_bench.simulator.hardware.profile
+import gpipe_bench.machine.profile
 from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.timeline import COMPUTE_KINDS
 from gpipe_bench.simulator import Model, simulate
-from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.steps.simulation import gib_texts
+from gpipe_bench.step.result import gib_texts
 from tests.simulator_api.layers import linear
 
 UNET = Model("unet", {"depth": 2, "B": 2, "C": 64, "size": 128})
@@ -235,7 +235,7 @@ def test_results_hang_on_no_hash(unet, cache):
 
 def test_a_profile_of_ones_own_needs_no_code(unet, tmp_path):
     path = tmp_path / "mine.yaml"
-    text = (gpipe_bench.simulator.hardware.profile.PROFILES / "p40.yaml").read_text(encoding="utf-8")
+    text = (gpipe_bench.machine.profile.PROFILES / "p40.yaml").read_text(encoding="utf-8")
     path.write_text(text.replace("name: p40", "name: mine").replace("gb_per_s: 346", "gb_per_s: 692"))
     step = unet(profile=path)
     assert step.row().profile == "mine"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from gpipe_bench.machine.profile import Profile, load_profile
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.hardware.profile import Profile, load_profile
 
 GIB = 2**30
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from gpipe_bench.kernels.kernel import Alloc, Free
 from gpipe_bench.models.table import MODELS
 from gpipe_bench.simulator.tracing.model_trace import Trace, Tracer
-from gpipe_bench.simulator.tracing.steps import Alloc, Free
 from gpipe_bench.simulator.workloads.workload import TaskWork
 
 F32 = 4

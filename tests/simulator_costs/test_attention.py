@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from gpipe_bench.kernels.attention import seen_pairs
+from gpipe_bench.kernels.cost import duration_ns
+from gpipe_bench.kernels.kernel import Alloc, Kernel
+from gpipe_bench.kernels.operations import kernels_of
+from gpipe_bench.kernels.specs import TensorSpec
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator import simulate
 from gpipe_bench.simulator.constants_fit import traced, with_constants
-from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.tracing.attention import seen_pairs
 from gpipe_bench.simulator.tracing.layer_trace import trace_layer
-from gpipe_bench.simulator.tracing.operations import kernels_of
-from gpipe_bench.simulator.tracing.specs import TensorSpec
-from gpipe_bench.simulator.tracing.steps import Alloc, Kernel
-from gpipe_bench.simulator.workloads.cost import duration_ns
 
 HEADS, LENGTH, WIDTH = 4, 256, 32
 

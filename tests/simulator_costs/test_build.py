@@ -11,14 +11,15 @@ from torch import nn
 from torch.nn import functional
 
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import MODELS
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.tracing import model_trace
 from gpipe_bench.simulator.workloads import optimizer_trace, optimizers, sources
-from gpipe_bench.simulator.workloads.build import Model, build_workload, microbatch_sizes
+from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
 from gpipe_bench.simulator.workloads.workload import Workload, gradient_name, input_name
 from gpipe_bench.skip.layout import inspect_skip_layout
+from gpipe_bench.step.request import Model, microbatch_sizes
 from tests.simulator_costs.layers import F32, live_after
 
 P40 = load_profile("p40")

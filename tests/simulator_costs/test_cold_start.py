@@ -7,9 +7,9 @@ import gc
 import torch
 from torch import nn
 
+from gpipe_bench.kernels.kernel import Kernel
 from gpipe_bench.simulator.tracing.model_trace import Tracer
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.simulator.tracing.steps import Kernel
 from gpipe_bench.util.collection import retire_collection
 
 

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 import torch
 
+from gpipe_bench.kernels.kernel import Kernel, Part
+from gpipe_bench.machine.constants import CONSTANTS, Constant, constant_problems
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.measure.cases import CASES, Bench, peak_cases
 from gpipe_bench.simulator.constants_fit import TimedProgram, fitted_constants, traced, with_constants
-from gpipe_bench.simulator.hardware.constants import CONSTANTS, Constant, constant_problems
-from gpipe_bench.simulator.hardware.profile import load_profile
-from gpipe_bench.simulator.tracing.steps import Kernel, Part
 
 H100 = load_profile("h100")
 NAMES = list(dict.fromkeys(name for case in CASES for name in case.constants))

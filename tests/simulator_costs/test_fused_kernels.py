@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
+from gpipe_bench.kernels.accelerator import accelerator_kernels
+from gpipe_bench.kernels.kernel import Alloc
+from gpipe_bench.kernels.operations import tensors_of
+from gpipe_bench.kernels.specs import TensorSpec
 from gpipe_bench.simulator.tracing.layer_trace import trace_layer
-from gpipe_bench.simulator.tracing.operations import tensors_of
-from gpipe_bench.simulator.tracing.specs import TensorSpec
-from gpipe_bench.simulator.tracing.steps import Alloc
 
 ROWS, WIDTH, HEADS, LENGTH = 6, 8, 2, 16
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware.profile import PROFILES, HardwareMachine, load_profile, parse_profile, profile_names
-from gpipe_bench.simulator.tracing.steps import Kernel
-from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes, total
+from gpipe_bench.kernels.cost import duration_ns, scratch_bytes
+from gpipe_bench.kernels.kernel import Kernel
+from gpipe_bench.machine.profile import PROFILES, HardwareMachine, load_profile, parse_profile, profile_names
+from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.workload import HOST, Kernels
 
 P40 = yaml.safe_load((PROFILES / "p40.yaml").read_text(encoding="utf-8"))

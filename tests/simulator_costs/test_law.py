@@ -7,12 +7,13 @@ from typing import get_args
 import pytest
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware.constants import CONSTANTS, Unit
-from gpipe_bench.simulator.hardware.machine import HardwareMachine
-from gpipe_bench.simulator.hardware.profile import load_profile, parse_profile, profile_names
-from gpipe_bench.simulator.tracing.steps import ACCUMULATE, Kernel, Part
-from gpipe_bench.simulator.workloads.cost import duration_ns, total
-from gpipe_bench.simulator.workloads.law import part_ns
+from gpipe_bench.kernels.cost import duration_ns
+from gpipe_bench.kernels.kernel import ACCUMULATE, Kernel, Part
+from gpipe_bench.kernels.law import part_ns
+from gpipe_bench.machine.constants import CONSTANTS, Unit
+from gpipe_bench.machine.hardware import HardwareMachine
+from gpipe_bench.machine.profile import load_profile, parse_profile, profile_names
+from gpipe_bench.simulator.workloads.cost import total
 
 H200 = load_profile("h200")
 PLAIN = H200.model_copy(update={"kernels": None})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware.networks import machine_of, networks
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, load_profile
+from gpipe_bench.machine.networks import machine_of, networks
+from gpipe_bench.machine.profile import HardwareMachine, load_profile
 
 P40, H100 = load_profile("p40"), load_profile("h100")
 NBYTES = 45 * 10**6

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.simulator.tracing.steps import ACCUMULATE
+from gpipe_bench.kernels.kernel import ACCUMULATE
 from tests.simulator_costs.layers import F32, trace
 
 N, C, S = 4, 64, 12

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware.profile import PROFILES, is_of_device, load_profile, parse_profile
+from gpipe_bench.machine.profile import PROFILES, is_of_device, load_profile, parse_profile
 
 P40 = yaml.safe_load((PROFILES / "p40.yaml").read_text(encoding="utf-8"))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
+from gpipe_bench.kernels.accelerator import accelerator_kernels
 from tests.simulator_costs.layers import F32, flop, ops, trace
 
 B, T, I, H = 4, 6, 5, 8  # noqa: E741 - sizes as the module under test names them

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpipe_bench.simulator.tracing.meta_results import evaluate
+from gpipe_bench.kernels.meta_results import evaluate
 from gpipe_bench.simulator.tracing.recorder import Recorder
 
 aten = torch.ops.aten

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator.steps.run import run
 from gpipe_bench.simulator.tracing import kept as kept_values
 from gpipe_bench.simulator.tracing.kept import kept
-from gpipe_bench.simulator.workloads.build import Model, build_workload
+from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import Workload
+from gpipe_bench.step.request import Model
 from gpipe_bench.util.cache import write_sealed
 
 ARGUMENTS = {"depth": 2, "B": 1, "C": 4, "size": 16}

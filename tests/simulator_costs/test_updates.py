@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpipe_bench.kernels.operations import tensors_of
+from gpipe_bench.kernels.optimizers import make_optimizer
+from gpipe_bench.machine.constants import Constant
+from gpipe_bench.machine.profile import Profile, load_profile
 from gpipe_bench.simulator import simulate
-from gpipe_bench.simulator.hardware.constants import Constant
-from gpipe_bench.simulator.hardware.profile import Profile, load_profile
-from gpipe_bench.simulator.tracing.operations import tensors_of
 from gpipe_bench.simulator.workloads.build import build_workload
-from gpipe_bench.simulator.workloads.optimizer_trace import make_optimizer
 from gpipe_bench.util.choices import OPTIMIZERS
 
 SHAPE, PARAMETERS = (4, 6), 8

@@ -43,10 +43,10 @@ from gpipe_bench.bench.spec.simulated_cells import (
 )
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.networks import IDEAL, NETWORK
 from gpipe_bench.models.measured import is_layers_file
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.schedules.table import SCHEDULES, ScheduleName, device_count, partition_count
-from gpipe_bench.simulator.hardware.networks import IDEAL, NETWORK
 from gpipe_bench.util.choices import CHECKPOINT_MODES
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def advise(request: AdviceRequest, report: Callable[[int, int], None] | None = N
         ConfigError: the limit leaves no memory at all.
     """
     from gpipe_bench.bench.running.simulated import simulate_cells, simulation_facts
-    from gpipe_bench.simulator.hardware.profile import load_profile
+    from gpipe_bench.machine.profile import load_profile
 
     hardware = load_profile(request.profile)
     own = hardware.memory_gib - hardware.context_gib

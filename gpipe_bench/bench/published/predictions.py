@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from gpipe_bench.bench.published.simulations import simulate_published
 from gpipe_bench.bench.running.simulated import simulation_facts
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
 from gpipe_bench.results.rows import SCHEMA_VERSION, Row
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import lines_text
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_cells, settings_of
 from gpipe_bench.simulator.workloads.sources import model_of_suite
 from gpipe_bench.util.collection import no_collection

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.data import PUBLISHED_FOLDER
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import MODELS, format_arguments, parse_arguments
 from gpipe_bench.results.outcomes import printed_beside
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import plain_records
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import published_tables
 
 if TYPE_CHECKING:

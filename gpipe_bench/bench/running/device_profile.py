@@ -19,6 +19,8 @@ import torch
 import yaml
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.constants import Constant
+from gpipe_bench.machine.profile import Profile, known_profile, load_profile
 from gpipe_bench.measure.cases import CASES, Bench, Case, peak_cases
 from gpipe_bench.measure.devices import distinct_devices
 from gpipe_bench.measure.environment import device_name, environment_facts
@@ -27,8 +29,6 @@ from gpipe_bench.measure.links import link_rate, ways
 from gpipe_bench.measure.queued import device_seconds
 from gpipe_bench.simulator.api import step_launches
 from gpipe_bench.simulator.constants_fit import TimedProgram, fitted_constants, traced
-from gpipe_bench.simulator.hardware.constants import Constant
-from gpipe_bench.simulator.hardware.profile import Profile, known_profile, load_profile
 
 REPEATS: Final = 5
 _META: Final = torch.device("meta")

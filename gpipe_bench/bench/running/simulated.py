@@ -14,9 +14,9 @@ from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.util.processes import spread
 
 if TYPE_CHECKING:
+    from gpipe_bench.machine.profile import Profile as Hardware
     from gpipe_bench.results.rows import Row
     from gpipe_bench.simulator import DeviceUse, Simulation
-    from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 
 # Of the host's facts those that decide a simulation; the same cell is the same row on every machine and day.
 _FACTS: Final = ("commit", "dirty")
@@ -139,8 +139,8 @@ def _layer_times(
 ) -> tuple[float, ...]:
     """Times of layers, kept for cells that share them."""
     from gpipe_bench.balance import layer_simulated_times
+    from gpipe_bench.machine.profile import load_profile
     from gpipe_bench.simulator import Model
-    from gpipe_bench.simulator.hardware.profile import load_profile
 
     (model, model_args), (profile, tf32, launch_us), (size, chunks) = network, hardware, batch
     known = Model(model, parse_arguments(model, model_args))

@@ -25,10 +25,10 @@ from gpipe_bench.bench.spec.settings import (
 )
 from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.networks import NETWORK, problems_of_hosts
+from gpipe_bench.machine.profile import MOST_LAUNCH_US, PROFILES, load_profile, profile_names
+from gpipe_bench.machine.profile import Profile as Hardware
 from gpipe_bench.schedules.table import shared_places
-from gpipe_bench.simulator.hardware.networks import NETWORK, problems_of_hosts
-from gpipe_bench.simulator.hardware.profile import MOST_LAUNCH_US, PROFILES, load_profile, profile_names
-from gpipe_bench.simulator.hardware.profile import Profile as Hardware
 from gpipe_bench.util import choices
 from gpipe_bench.util.files import is_file
 

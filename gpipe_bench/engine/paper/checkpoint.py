@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge
 
+from gpipe_bench.autograd.microbatch import Values, cut, needs_gradient
+from gpipe_bench.autograd.nodes import Inlet, apply, check_whole, edge_of, pass_through, receive
 from gpipe_bench.engine.computation import Computation
-from gpipe_bench.engine.microbatch import Values, cut, needs_gradient
-from gpipe_bench.engine.nodes import Inlet, apply, check_whole, edge_of, pass_through, receive
 from gpipe_bench.engine.transfer import Stream, use_stream, wait_stream
 
 __all__ = ["Slot", "checkpoint"]

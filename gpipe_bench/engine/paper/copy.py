@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from gpipe_bench.engine.microbatch import Values
-from gpipe_bench.engine.nodes import apply, pass_through
+from gpipe_bench.autograd.microbatch import Values
+from gpipe_bench.autograd.nodes import apply, pass_through
 from gpipe_bench.engine.transfer import Holding, Route, Stream, move, move_back, use_stream, wait_stream
 
 __all__ = ["Portal", "copy", "wait"]

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from gpipe_bench.engine.microbatch import Values, differentiable, replace
-from gpipe_bench.engine.nodes import apply, get_phony, pass_through
+from gpipe_bench.autograd.microbatch import Values, differentiable, replace
+from gpipe_bench.autograd.nodes import apply, get_phony, pass_through
 
 __all__ = ["fork"]
 

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gpipe_bench.autograd.microbatch import MicroBatch, Values, differentiable
+from gpipe_bench.autograd.nodes import behind, get_phony, is_users, new_leaf, nodes_behind
 from gpipe_bench.engine.computation import BatchContext, Computation
-from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
-from gpipe_bench.engine.nodes import behind, get_phony, is_users, new_leaf, nodes_behind
 from gpipe_bench.engine.paper.checkpoint import Recompute, Slot
 from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
 from gpipe_bench.engine.paper.copy import Portal, copy, wait

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from gpipe_bench.engine.microbatch import Values, differentiable
-from gpipe_bench.engine.nodes import behind, nodes_behind, pass_through
+from gpipe_bench.autograd.microbatch import Values, differentiable
+from gpipe_bench.autograd.nodes import behind, nodes_behind, pass_through
 from gpipe_bench.engine.observer import Observer, Task
 
 

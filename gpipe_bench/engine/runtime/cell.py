@@ -3,7 +3,7 @@
 F   inlet ── layers ── outlet     the graph of a cell, or, if it is checkpointed, its inputs alone
 R   inlet ── layers ── outlet     fills a checkpointed cell
 B   gradients at the outlet, layers backward, gradients at the inlet
-I W the two halves of B, see :mod:`gpipe_bench.engine.runtime.split`
+I W the two halves of B, see :mod:`gpipe_bench.autograd.split`
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from gpipe_bench.autograd.microbatch import Values, cut, differentiable, versions
+from gpipe_bench.autograd.nodes import Inlet, apply, edge_of, get_phony, is_users, nodes_behind, receive
+from gpipe_bench.autograd.split import WeightsLater, backward_inputs
 from gpipe_bench.engine.computation import Computation
-from gpipe_bench.engine.microbatch import Values, cut, differentiable, versions
-from gpipe_bench.engine.nodes import Inlet, apply, edge_of, get_phony, is_users, nodes_behind, receive
-from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs
 from gpipe_bench.engine.transfer import use_stream
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpipe_bench.engine.microbatch import MicroBatch, Values, differentiable
-from gpipe_bench.engine.nodes import apply, check_whole, get_phony, new_leaf
+from gpipe_bench.autograd.microbatch import MicroBatch, Values, differentiable
+from gpipe_bench.autograd.nodes import apply, check_whole, get_phony, new_leaf
 from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.engine.transfer import Stream, current_stream, wait_stream
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gpipe_bench.autograd.microbatch import MicroBatch
+from gpipe_bench.autograd.nodes import Inlet, receive
 from gpipe_bench.engine.computation import BatchContext
-from gpipe_bench.engine.microbatch import MicroBatch
-from gpipe_bench.engine.nodes import Inlet, receive
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.transfer import use_stream

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gpipe_bench.autograd.microbatch import MicroBatch, differentiable
 from gpipe_bench.engine.computation import BatchContext, Computation
-from gpipe_bench.engine.microbatch import MicroBatch, differentiable
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.mailboxes import Mailboxes, Stopped

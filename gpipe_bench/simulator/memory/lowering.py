@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK
+from gpipe_bench.kernels.kernel import NO_BLOCK
 from gpipe_bench.simulator.workloads.workload import (
     NOTHING,
     MemoryOp,

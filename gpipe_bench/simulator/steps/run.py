@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -20,9 +21,10 @@ from gpipe_bench.native import packaged
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.memory.description import TASK_KINDS, Streams, check_sizes, describe
 from gpipe_bench.simulator.steps.settings import Settings
-from gpipe_bench.simulator.steps.tasks import Tasks
+from gpipe_bench.simulator.steps.tasks import Tasks, Timeline
 from gpipe_bench.simulator.steps.trace import root_latencies, step_trace
 from gpipe_bench.simulator.workloads.workload import Workload
+from gpipe_bench.step.result import DeviceUse, device_uses
 
 __all__ = ["DeviceMemory", "Run", "Settings", "run"]
 
@@ -106,6 +108,23 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
     tasks = Tasks(trace.tasks, replay.tasks(), places.devices)
     now, effort = replay.ends()
     return Run(trace, now, effort, tasks.step_ends(settings.steps), tasks, memory, tuple(places.devices))
+
+
+def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
+    """Events of the last ``steps`` steps, and how long these took, in microseconds; zero is their start."""
+    count = len(run.step_ends_ns)
+    start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
+    # A single step ends when the device is idle, with the update; others with what the next ones wait for.
+    end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
+    tasks = run.issued
+    first = len(tasks) - len(tasks) // count * min(steps, count)
+    return Timeline(tasks, start_ns, first), (end_ns - start_ns) / 1e3
+
+
+def step_uses(run: Run, devices: Sequence[int], steps: int = 1) -> tuple[DeviceUse, ...]:
+    """The use of each device in the last ``steps`` steps; ``devices``: of each partition."""
+    events, length_us = step_events(run, steps)
+    return device_uses(run.memory, events.busy(length_us), length_us, devices)
 
 
 def _run_with_memory(replay: Replay, description: array[int], devices: int) -> tuple[DeviceMemory, ...]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpipe_bench.machine.replay import TaskTimes
 from gpipe_bench.machine.trace import TracedTask
 from gpipe_bench.results.breakdown import covered
 from gpipe_bench.results.timeline import COPY_KINDS, TimelineEvent
+from gpipe_bench.step.result import Busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +40,6 @@ class TimedTask:
     start_ns: int
     end_ns: int
     nbytes: int
-
-
-class Busy(NamedTuple):
-    """Nanoseconds of a device in a window of time.
-
-    Attributes:
-        compute_ns: forward and backward passes.
-        recompute_ns: recomputations.
-        copy_ns: a copy of its partitions and nothing else.
-        occupied_ns: a task, or a copy that it sends.
-    """
-
-    compute_ns: int
-    recompute_ns: int
-    copy_ns: int
-    occupied_ns: int
 
 
 class Tasks(Sequence[TimedTask]):

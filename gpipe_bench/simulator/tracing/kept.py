@@ -17,15 +17,20 @@ from gpipe_bench.util.cache import cache_folder, read_sealed, write_sealed
 
 T = TypeVar("T")
 
-TRACING: Final = ("tracing/*.py", "workloads/optimizer*.py", "workloads/sources.py")
-"""The files of the simulator that decide what a trace holds, as patterns."""
+TRACING: Final = (
+    "kernels/*.py",
+    *(f"simulator/{name}" for name in ("tracing/*.py", "workloads/optimizer*.py", "workloads/sources.py")),
+)
+"""The files of the package that decide what a trace holds, as patterns."""
+
+_OWN: Final = ("gpipe_bench.simulator.", "gpipe_bench.kernels.")
 
 
 class _Reader(pickle.Unpickler):
     """Makes objects of the simulator's classes alone, so that a file cannot call anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name) if module.startswith("gpipe_bench.simulator.") else None
+        found = super().find_class(module, name) if module.startswith(_OWN) else None
         if not isinstance(found, type) or found.__module__ != module:
             raise pickle.UnpicklingError(f"stored values must be of the simulator's classes, got {module}.{name}")
         return found
@@ -43,7 +48,7 @@ def kept(folder: Path | None, key: Mapping[str, Any], make: Callable[[], T], sou
         folder: where it is kept; None to keep nothing.
         key: all that the value depends on, code aside.
         make: makes it, of plain values and classes of the simulator.
-        sources: patterns of the files of the simulator that it depends on; the models are among them anyway.
+        sources: patterns of the files of the package that it depends on; the models are among them anyway.
     """
     if folder is None:
         return make()
@@ -67,10 +72,10 @@ def _torch_version() -> str:
 
 @cache
 def _digest(sources: tuple[str, ...]) -> str:
-    """A digest of files of the simulator, and of the models."""
-    here = Path(__file__).parents[1]
+    """A digest of files of the package, and of the models."""
+    here = Path(__file__).parents[2]
     digest = hashlib.sha256()
     found = (path for pattern in sources for path in sorted(here.glob(pattern)))
-    for path in (*found, *sorted((here.parent / "models").glob("*.py"))):
+    for path in (*found, *sorted((here / "models").glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
-from gpipe_bench.simulator.tracing.operations import tensors_of
+from gpipe_bench.kernels.accelerator import accelerator_kernels
+from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerTrace, Port, Step
+from gpipe_bench.kernels.operations import tensors_of
+from gpipe_bench.kernels.specs import TensorSpec, map_specs, specs_in
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, specs_in
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerTrace, Port, Step
 from gpipe_bench.skip import Skippable
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.errors import TraceError
+from gpipe_bench.kernels.kernel import LayerFacts, LayerTrace, Parameter
+from gpipe_bench.kernels.precision import in_precision
+from gpipe_bench.kernels.specs import TensorSpec, map_specs, meta_twin, specs_in
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
-from gpipe_bench.simulator.tracing.precision import in_precision
 from gpipe_bench.simulator.tracing.scaling import PROBES
 from gpipe_bench.simulator.tracing.signature import signature
-from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs, meta_twin, specs_in
-from gpipe_bench.simulator.tracing.steps import LayerFacts, LayerTrace, Parameter
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.util.choices import HALVES

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpipe_bench.engine.dispatch_mode import DispatchMode
-from gpipe_bench.simulator.tracing.meta_results import evaluate, storage_key
-from gpipe_bench.simulator.tracing.operations import kernels_of, tensors_of
-from gpipe_bench.simulator.tracing.parts import is_usual
-from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs
-from gpipe_bench.simulator.tracing.steps import ACCUMULATE, NO_BLOCK, Alloc, Free, Kernel, Step
+from gpipe_bench.autograd.dispatch_mode import DispatchMode
+from gpipe_bench.kernels.kernel import ACCUMULATE, NO_BLOCK, Alloc, Free, Kernel, Step
+from gpipe_bench.kernels.meta_results import evaluate, storage_key
+from gpipe_bench.kernels.operations import kernels_of, tensors_of
+from gpipe_bench.kernels.parts import is_usual
+from gpipe_bench.kernels.specs import TensorSpec, map_specs
 
 _COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten._to_copy.default})  # noqa: SLF001 - it has no other name
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpipe_bench.simulator.tracing.steps import Alloc, Kernel, LayerTrace, Part, Port, Step
+from gpipe_bench.kernels.kernel import Alloc, Kernel, LayerTrace, Part, Port, Step
 
 PROBES: Final = (4, 6, 4098)
 """Batch sizes that are traced; even ones, since some layers halve the batch, and one that is larger than the parts into

@@ -1,4 +1,4 @@
-"""Traces the two parts of a layer's backward pass, I and W, as :mod:`gpipe_bench.engine.runtime.split` runs them."""
+"""Traces the two parts of a layer's backward pass, I and W, as :mod:`gpipe_bench.autograd.split` runs them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from gpipe_bench.engine.runtime.split import WeightsLater, backward_inputs, find_branches
-from gpipe_bench.simulator.tracing.accelerator import accelerator_kernels
+from gpipe_bench.autograd.split import WeightsLater, backward_inputs, find_branches
+from gpipe_bench.kernels.accelerator import accelerator_kernels
+from gpipe_bench.kernels.kernel import SplitTrace
+from gpipe_bench.kernels.specs import TensorSpec
 from gpipe_bench.simulator.tracing.layer_trace import LayerTracing, give_gradients
-from gpipe_bench.simulator.tracing.specs import TensorSpec
-from gpipe_bench.simulator.tracing.steps import SplitTrace
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.util.collection import no_collection
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, SplitTrace, Step
-from gpipe_bench.simulator.workloads.cost import scratch_bytes, total
+from gpipe_bench.kernels.cost import scratch_bytes
+from gpipe_bench.kernels.kernel import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, SplitTrace, Step
+from gpipe_bench.machine.profile import Profile
+from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp, in_turn
 
 

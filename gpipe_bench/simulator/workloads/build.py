@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Union
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.kernels.kernel import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
+from gpipe_bench.machine.profile import Profile
 from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers, is_layers_file, read_layers
-from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.simulator.workloads.blocks import Costs
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.cost import total
@@ -34,34 +34,18 @@ from gpipe_bench.simulator.workloads.workload import (
     gradient_name,
     input_name,
 )
+from gpipe_bench.step.request import AnyModel, Model, microbatch_sizes
 from gpipe_bench.util.choices import HALVES
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 _HANDLES: Final = 2
 """Of cuBLAS, on each device."""
 
 _Update = Mapping[str, OptimizerTrace]
 """Type of parameters -> the optimizer's step for one of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model by name, which is traced once and kept on disk.
-
-    Attributes:
-        name: in the table of models, ``file.py:function``, or a file of measured layers, ``times.csv``.
-        arguments: missing ones take their defaults.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-AnyModel = Union["nn.Sequential", Model, Sequence[MeasuredLayer]]
-"""What can be simulated."""
 
 
 def layers_of(model: AnyModel) -> tuple[MeasuredLayer, ...]:
@@ -197,20 +181,6 @@ def _skips(
         for number, route in routes.items()
         if number in largest[route[0]].departing
     )
-
-
-def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:
-    """Sizes of the micro-batches, as ``Tensor.chunk`` makes them: equal but the last, and maybe fewer than asked.
-
-    Raises:
-        ValueError: either is not positive.
-    """
-    for name, value in (("batch_size", batch_size), ("chunks", chunks)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}; use 1 or more")
-    size = -(-batch_size // chunks)
-    full, rest = divmod(batch_size, size)
-    return (size,) * full + ((rest,) if rest else ())
 
 
 def _check_balance(balance: Sequence[int], layers: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Kernel, LayerFacts, LayerTrace
+from gpipe_bench.kernels.kernel import NO_BLOCK, Kernel, LayerFacts, LayerTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
 from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Free, LayerFacts, LayerTrace, Port, Step
+from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerFacts, LayerTrace, Port, Step
 from gpipe_bench.simulator.workloads.blocks import Blocks
 from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
 

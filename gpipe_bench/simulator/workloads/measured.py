@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import Final, NoReturn
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.measured import MeasuredLayer
-from gpipe_bench.simulator.tracing.steps import (
+from gpipe_bench.kernels.kernel import (
     NO_BLOCK,
     Alloc,
     Free,
@@ -23,6 +22,7 @@ from gpipe_bench.simulator.tracing.steps import (
     SplitTrace,
     Step,
 )
+from gpipe_bench.models.measured import MeasuredLayer
 from gpipe_bench.simulator.workloads.sources import ModelSource
 from gpipe_bench.simulator.workloads.split import SplitLayers
 from gpipe_bench.util.choices import HALVES

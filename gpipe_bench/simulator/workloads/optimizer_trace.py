@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.kernels.kernel import Alloc, Free, Kernel, Step
+from gpipe_bench.kernels.optimizers import make_optimizer
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.simulator.tracing.steps import Alloc, Free, Kernel, Step
 from gpipe_bench.simulator.workloads.optimizers import PROBE, OptimizerTrace
 
-_MAKERS: Final[dict[str, Any]] = {
-    "sgd": partial(torch.optim.SGD, lr=0.1),
-    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    "rmsprop": torch.optim.RMSprop,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-
 _LOSS_SCALE: Final = 2.0**16
-
-
-def make_optimizer(name: str, parameters: Iterable[Tensor], *, foreach: bool = True) -> torch.optim.Optimizer:
-    """The optimizer of one of :data:`gpipe_bench.util.choices.OPTIMIZERS`, by default as it is on an accelerator."""
-    made: torch.optim.Optimizer = _MAKERS[name](list(parameters), foreach=foreach)
-    return made
 
 
 def trace_step(name: str, dtype: str, *, master: bool = False, published: bool = False) -> OptimizerTrace:

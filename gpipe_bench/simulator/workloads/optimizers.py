@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from gpipe_bench.kernels.kernel import FOREACH, Kernel, LayerFacts
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
-from gpipe_bench.simulator.tracing.steps import FOREACH, Kernel, LayerFacts
 from gpipe_bench.util.choices import HALVES, OPTIMIZERS
 
 PROBE: Final = 1000

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpipe_bench.simulator.tracing.steps import NO_BLOCK, LayerTrace, SplitTrace
+from gpipe_bench.kernels.kernel import NO_BLOCK, LayerTrace, SplitTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, name_gradients, pass_on
 from gpipe_bench.simulator.workloads.workload import NOTHING, SplitWork, TaskWork

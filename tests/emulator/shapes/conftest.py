@@ -6,7 +6,7 @@ import pytest
 
 from gpipe_bench.emulator.library import leave
 from gpipe_bench.emulator.shapes import load_shapes
-from gpipe_bench.simulator.hardware.profile import load_profile
+from gpipe_bench.machine.profile import load_profile
 
 load_shapes(16, load_profile("p40"))
 

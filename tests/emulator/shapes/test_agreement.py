@@ -15,10 +15,10 @@ import torch
 from gpipe_bench.emulator.library import devices
 from gpipe_bench.emulator.recording import recording
 from gpipe_bench.emulator.shapes import price_by
+from gpipe_bench.kernels.cost import duration_ns
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import MODELS
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.tracing.model_trace import Tracer
-from gpipe_bench.simulator.workloads.cost import duration_ns
 from tests.emulator.bed.steps import SMALL, step
 
 P40 = load_profile("p40")

@@ -13,13 +13,13 @@ from torch import nn
 from gpipe_bench.components import Components
 from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.emulator.shapes import price_by
+from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.api import simulate
-from gpipe_bench.simulator.hardware.profile import load_profile
 from gpipe_bench.simulator.published.settings import Setting, published_settings
-from gpipe_bench.simulator.workloads.build import Model
+from gpipe_bench.step.request import Model
 
 SPEED = {row.experiment: row for row in published_settings() if row.table == "unet-speed" and row.chunks > 1}
 

@@ -7,7 +7,7 @@ import pytest
 from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.results.timeline import chrome_trace
 from gpipe_bench.schedules import SCHEDULES
-from gpipe_bench.simulator.workloads.build import Model
+from gpipe_bench.step.request import Model
 from tests.overlaps import partial_overlaps
 
 UNET = Model("unet", {"B": 1, "C": 8, "depth": 2, "size": 32})

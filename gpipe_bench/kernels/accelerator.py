@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import torch
 
-from gpipe_bench.simulator.tracing.attention import attention
-from gpipe_bench.simulator.tracing.fused_kernels import dropout, gru_cell, lstm_cell, mish_backward, rms_norm
-from gpipe_bench.simulator.tracing.recurrent import RECURRENT, fused
+from gpipe_bench.kernels.attention import attention
+from gpipe_bench.kernels.fused_kernels import dropout, gru_cell, lstm_cell, mish_backward, rms_norm
+from gpipe_bench.kernels.recurrent import RECURRENT, fused
 
 _aten: Final[Any] = torch.ops.aten
 _WRITTEN_OUT: Final = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - it has no public name

@@ -15,7 +15,7 @@ from torch import Tensor, strided
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from gpipe_bench.engine.microbatch import versions
+from gpipe_bench.autograd.microbatch import versions
 
 
 class Packed:

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from gpipe_bench.engine.microbatch import Values, differentiable, replace
+from gpipe_bench.autograd.microbatch import Values, differentiable, replace
 
 
 def apply(function: type[Function], *args: Any) -> Any:

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware.constants import DIRECT_SHARE, FAST_SHARE, Constant, constant_problems
-from gpipe_bench.simulator.hardware.machine import PROFILES, WAYS, HardwareMachine
+from gpipe_bench.machine.constants import DIRECT_SHARE, FAST_SHARE, Constant, constant_problems
+from gpipe_bench.machine.hardware import PROFILES, WAYS, HardwareMachine
 from gpipe_bench.util.files import is_file
 from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.yaml_text import read_yaml_file

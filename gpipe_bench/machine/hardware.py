@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from gpipe_bench.simulator.hardware.profile import Link, Profile
+    from gpipe_bench.machine.profile import Link, Profile
 
-PROFILES: Final = Path(__file__).parents[1] / "profiles"
+PROFILES: Final = Path(__file__).parent / "profiles"
 """Folder of the profiles that come with the package."""
 
 WAYS: Final = ("within", "across", "host")

@@ -3,7 +3,7 @@
     t = start + max(bytes / (share of the bandwidth), FLOPs / (share of the peak), elements / rate)
 
 Each constant follows from cases that are measured apart, in a second, on any GPU. See
-:mod:`gpipe_bench.simulator.workloads.law` for how they are put together.
+:mod:`gpipe_bench.kernels.law` for how they are put together.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
-from gpipe_bench.simulator.tracing.attention import AttentionCall
-from gpipe_bench.simulator.tracing.parts import (
+from gpipe_bench.kernels.attention import AttentionCall
+from gpipe_bench.kernels.kernel import FOREACH, Kernel, Part
+from gpipe_bench.kernels.parts import (
     Pass,
     attention_part,
     bias_parts,
@@ -23,8 +24,7 @@ from gpipe_bench.simulator.tracing.parts import (
     occupied,
     parts_of,
 )
-from gpipe_bench.simulator.tracing.recurrent import recurrent_kernel
-from gpipe_bench.simulator.tracing.steps import FOREACH, Kernel, Part
+from gpipe_bench.kernels.recurrent import recurrent_kernel
 
 _aten: Final = torch.ops.aten
 

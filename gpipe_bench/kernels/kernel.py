@@ -23,7 +23,7 @@ class Part(NamedTuple):
     """A kernel on the device, by the unit that bounds it.
 
     Attributes:
-        kind: a law of :mod:`gpipe_bench.simulator.workloads.law`.
+        kind: a law of :mod:`gpipe_bench.kernels.law`.
         bytes: that it reads and writes, each tensor once for each pass over it.
         units: elements, or floating-point operations.
         blocks: channels or planes that a norm works on side by side, or keys of attention.

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpipe_bench.simulator.hardware.profile import Profile
-from gpipe_bench.simulator.tracing.steps import ACCUMULATE, Part
+from gpipe_bench.kernels.kernel import ACCUMULATE, Part
+from gpipe_bench.machine.profile import Profile
 from gpipe_bench.util.choices import HALVES
 
 _STREAMS: Final = frozenset({"stream", ACCUMULATE})

@@ -6,21 +6,36 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from gpipe_bench.machine.replay import DeviceMemory
 from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_busy_time
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.timeline import TimelineEvent
-from gpipe_bench.simulator.steps.run import DeviceMemory, Run
-from gpipe_bench.simulator.steps.tasks import Busy, Timeline
 
 if TYPE_CHECKING:
     from gpipe_bench.components import Components
-    from gpipe_bench.simulator.hardware.profile import Profile
+    from gpipe_bench.machine.profile import Profile
 
 GIB: Final = 2**30
 
 # Share of a step; launches that take longer leave the devices idle.
+
+
+class Busy(NamedTuple):
+    """Nanoseconds of a device in a window of time.
+
+    Attributes:
+        compute_ns: forward and backward passes.
+        recompute_ns: recomputations.
+        copy_ns: a copy of its partitions and nothing else.
+        occupied_ns: a task, or a copy that it sends.
+    """
+
+    compute_ns: int
+    recompute_ns: int
+    copy_ns: int
+    occupied_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,23 +229,6 @@ def pipeline_facts(components: Components, balance: Sequence[int], profile: Prof
         "torch": version("torch").partition("+")[0],
         **others,
     }
-
-
-def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
-    """Events of the last ``steps`` steps, and how long these took, in microseconds; zero is their start."""
-    count = len(run.step_ends_ns)
-    start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
-    # A single step ends when the device is idle, with the update; others with what the next ones wait for.
-    end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
-    tasks = run.issued
-    first = len(tasks) - len(tasks) // count * min(steps, count)
-    return Timeline(tasks, start_ns, first), (end_ns - start_ns) / 1e3
-
-
-def step_uses(run: Run, devices: Sequence[int], steps: int = 1) -> tuple[DeviceUse, ...]:
-    """The use of each device in the last ``steps`` steps; ``devices``: of each partition."""
-    events, length_us = step_events(run, steps)
-    return device_uses(run.memory, events.busy(length_us), length_us, devices)
 
 
 def device_uses(

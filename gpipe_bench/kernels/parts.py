@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.attention import AttentionCall
-from gpipe_bench.simulator.tracing.steps import FOREACH, Part
+from gpipe_bench.kernels.attention import AttentionCall
+from gpipe_bench.kernels.kernel import FOREACH, Part
 
 Pass = Literal["forward", "data", "weight"]
 """A convolution, or its gradient of the data or of the weight."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpipe_bench.simulator.tracing.specs import TensorSpec, map_specs
+from gpipe_bench.kernels.specs import TensorSpec, map_specs
 from gpipe_bench.skip.trees import tree_leaves
 
 _aten: Final = torch.ops.aten

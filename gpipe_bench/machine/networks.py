@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.simulator.hardware.profile import HardwareMachine, Link, Profile
+from gpipe_bench.machine.profile import HardwareMachine, Link, Profile
 from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.yaml_text import read_yaml_file
 

@@ -37,9 +37,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from gpipe_bench.engine.microbatch import has_memory
-from gpipe_bench.engine.nodes import is_users
-from gpipe_bench.engine.runtime.saved import Packed, has_hooks, pack_saved
+from gpipe_bench.autograd.microbatch import has_memory
+from gpipe_bench.autograd.nodes import is_users
+from gpipe_bench.autograd.saved import Packed, has_hooks, pack_saved
 
 Grads = tuple[Tensor | None, ...]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpipe_bench.simulator.tracing.fused_kernels import define
-from gpipe_bench.simulator.tracing.steps import Kernel
+from gpipe_bench.kernels.fused_kernels import define
+from gpipe_bench.kernels.kernel import Kernel
 
 _aten: Final = torch.ops.aten
 

@@ -7,18 +7,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Union
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.models.measured import is_layers
+from gpipe_bench.machine.profile import MOST_LAUNCH_US, Link, Profile, load_profile
+from gpipe_bench.models.measured import MeasuredLayer, is_layers
 from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.simulator.hardware.profile import MOST_LAUNCH_US, Link, Profile, load_profile
-from gpipe_bench.simulator.workloads.build import AnyModel, Model
 from gpipe_bench.util.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model by name, which is traced once and kept on disk.
+
+    Attributes:
+        name: in the table of models, ``file.py:function``, or a file of measured layers, ``times.csv``.
+        arguments: missing ones take their defaults.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+AnyModel = Union["nn.Sequential", Model, Sequence[MeasuredLayer]]
+"""What can be simulated."""
+
 
 ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
 """A name, a schedule, or a list of ``(kind, i, j)`` for each device."""
@@ -42,6 +59,20 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "loss": (Callable | None, "a function of output and target, or None; pass a function"),
     "cache": (str | Path | None, "a folder or None; pass a path"),
 }
+
+
+def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:
+    """Sizes of the micro-batches, as ``Tensor.chunk`` makes them: equal but the last, and maybe fewer than asked.
+
+    Raises:
+        ValueError: either is not positive.
+    """
+    for name, value in (("batch_size", batch_size), ("chunks", chunks)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}; use 1 or more")
+    size = -(-batch_size // chunks)
+    full, rest = divmod(batch_size, size)
+    return (size,) * full + ((rest,) if rest else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

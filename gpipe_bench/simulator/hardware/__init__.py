@@ -1,1 +1,0 @@
-"""What devices and links do in a second, as data."""
