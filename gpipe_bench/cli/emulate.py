@@ -29,6 +29,7 @@ from gpipe_bench.cli.cells import (
 )
 from gpipe_bench.cli.options import HOST_BOUND, tell_microbatches, use_words
 from gpipe_bench.cli.progress import progress
+from gpipe_bench.cli.simulate import TRACE_HELP
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.util.console import Column, Grid, output
 from gpipe_bench.util.files import check_writable, json_text, write_files
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from gpipe_bench.errors import OutOfMemory
     from gpipe_bench.machine.profile import Profile
     from gpipe_bench.machine.replay import DeviceMemory
+    from gpipe_bench.step.result import Step
 
 _OF_SCRIPTS: Final = ("profile", "tf32", "launch_us", "host_time")
 _GIB: Final = 2**30
@@ -69,13 +71,7 @@ def emulate(
     devices: Annotated[
         int | None, typer.Option(min=1, max=16, help="Devices that a script finds, or partitions share.  [default: 4]")
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a Chrome trace for Perfetto (ui.perfetto.dev); of a script, as FILE.jsonl or FILE.jsonl.gz, "
-            "all that it issued, row by row."
-        ),
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help=TRACE_HELP)] = None,
     races: Annotated[bool, typer.Option("--races", help="In a script, list accesses to memory in no order.")] = False,
 ) -> None:
     """Run a training script to its end on virtual devices, and print what its steps would take.
@@ -121,8 +117,6 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
 def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
 
-    if trace is not None and _has_rows(trace):
-        raise ConfigError([f"--trace of a cell must be a Chrome trace, got {str(trace)!r}; name it trace.json"])
     for path in filter(None, (trace, out)):
         check_writable(path)
     require_virtual_devices()
@@ -132,10 +126,11 @@ def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> N
     from gpipe_bench.emulator.library import leave
 
     tell_microbatches([cell])
+    steps: list[Step] = []
     with progress(f"emulating {cell.model} on {cell.schedule_devices} devices"):
-        results = emulate_cells([cell])
+        results = emulate_cells([cell], steps=steps)
     print_simulation(results[-1], [])
-    write_results(results, trace, None, out)
+    write_results(results, steps, trace, None, out)
     leave(0)
 
 
@@ -284,16 +279,12 @@ def _line(run: ScriptRun, row: int) -> str:
     return "at an unknown line" if place is None else f"after {run.lines[place]}"
 
 
-def _has_rows(path: Path) -> bool:
-    """Whether a path is that of a trace row by row."""
-    return path.name.endswith((".jsonl", ".jsonl.gz"))
-
-
 def _write(path: Path, run: ScriptRun, metadata: Mapping[str, Any]) -> None:
+    from gpipe_bench.cli.simulate import has_rows
     from gpipe_bench.emulator.chrome import chrome_trace
     from gpipe_bench.machine.trace_file import write_trace
 
-    if _has_rows(path):
+    if has_rows(path):
         write_trace(path, run.replayed.trace, run.replayed)
     else:
         write_files({path: json_text(chrome_trace(run.records, run.replayed, metadata))})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -27,12 +27,21 @@ from gpipe_bench.cli.options import Processes, tell_layers, tell_loss, tell_micr
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulated_table import print_simulation
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.trace_file import write_trace as write_rows
 from gpipe_bench.models.measured import is_layers_file, read_layers
 from gpipe_bench.results.configurations import configurations_beside
 from gpipe_bench.results.labels import rows_text
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from gpipe_bench.schedules.table import partition_count
 from gpipe_bench.util.files import check_writable, write_files
+
+if TYPE_CHECKING:
+    from gpipe_bench.step.result import Step
+
+TRACE_HELP: Final = (
+    "Write a Chrome trace for Perfetto (ui.perfetto.dev); as FILE.jsonl or FILE.jsonl.gz, what host threads issue, row "
+    "by row."
+)
 
 _START: Final = {"model_args": "", "batch_size": 128, "chunks": 8, "balance": AUTO, "flavour": "current"}
 _SHOWN: Final = {**_START, "model_args": "published ones", "partitions": "those of --balance, else 1"}
@@ -59,7 +68,7 @@ def simulate(
         int | None,
         typer.Option(min=1, help="Devices: those of as many partitions as fit them, or fewer, which partitions share."),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto (ui.perfetto.dev).")] = None,
+    trace: Annotated[Path | None, typer.Option(help=TRACE_HELP)] = None,
     rows: Annotated[
         Path | None, typer.Option(help="Write the row as a table, a CSV file, and beside it its configuration.")
     ] = None,
@@ -86,11 +95,12 @@ def simulate(
     from gpipe_bench.bench.running.simulated import simulate_cells
 
     tell_microbatches([cell])
+    steps: list[Step] = []
     with progress(f"simulating {cell.model} on {cell.partitions} devices"):
-        result = simulate_cells([cell])[0]
+        result = simulate_cells([cell], steps=steps)[0]
     # Published runs trained in float32, on one host.
     print_simulation(result, published_for([result.row]) if (cell.precision, cell.hosts) == ("float32", 1) else [])
-    write_results([result], trace, rows, out)
+    write_results([result], steps, trace, rows, out)
 
 
 def _of_layers(file: Path, given: dict[str, Any], cells: Path | None) -> dict[str, Any]:
@@ -129,10 +139,28 @@ def bound_words(results: Sequence[RawResult]) -> str:
     return f", {bound} of them bound by the host" if bound else ""
 
 
-def write_results(results: Sequence[RawResult], trace: Path | None, rows: Path | None, out: Path | None) -> None:
-    """Write the files that were asked for; trace and table have the last result."""
+def has_rows(trace: Path) -> bool:
+    """Whether a path is that of a trace row by row."""
+    return trace.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def write_results(
+    results: Sequence[RawResult], steps: Sequence[Step], trace: Path | None, rows: Path | None, out: Path | None
+) -> None:
+    """Write the files that were asked for; trace and table have the last result.
+
+    Raises:
+        ConfigError: rows of a trace were asked for, and nothing ran.
+    """
     result, row = results[-1], results[-1].row
-    if trace is not None:
+    if trace is not None and has_rows(trace):
+        replay = steps[-1].replay if steps else None
+        if replay is None:
+            raise ConfigError(
+                [f"--trace {trace} must be of a step that ran, got one that did not: {row.reason}; leave it out"]
+            )
+        write_rows(trace, replay.trace, replay.rows())
+    elif trace is not None:
         write_trace(trace, row.variant, row, [TimelineEvent(**event) for event in result.events], row.reason)
     texts = {out: results_json(results)} if out is not None else {}
     if rows is not None:

@@ -12,9 +12,9 @@ traces either; call :func:`prepare` first where it is to do both.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -26,17 +26,17 @@ from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import MOST, capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
-from gpipe_bench.emulator.observer import Span, TaskRows, busy_devices, issued_rows, task_events
+from gpipe_bench.emulator.observer import Span, TaskRows, ThreadRows, busy_devices, issued_rows, name_tasks, task_events
 from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.emulator.training import EmulationRequest, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.machine.replay import DeviceMemory, Replayed, replay
+from gpipe_bench.machine.replay import DeviceMemory, Replay, Replayed
 from gpipe_bench.machine.trace import KINDS, Trace
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.step.request import Model, ScheduleLike, microbatch_sizes
-from gpipe_bench.step.result import GIB, Simulation, device_uses, gib_texts, pipeline_facts
+from gpipe_bench.step.result import GIB, Step, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
@@ -44,24 +44,6 @@ if TYPE_CHECKING:
 
 
 _MARK: Final = KINDS.index("mark")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emulation(Simulation):
-    """An emulated training step, or why there is none; of several steps the one of median length.
-
-    Attributes:
-        each: all steps after the first, in their order; with ``oom`` only this result itself.
-    """
-
-    evidence = "emulated"
-    each: tuple[Emulation, ...] = ()
-
-    @property
-    def range_ms(self) -> tuple[float, float] | None:
-        """The shortest and the longest step: None where there is none."""
-        times = [step.step_time_ms for step in self.each if step.step_time_ms is not None]
-        return (min(times), max(times)) if times else None
 
 
 def prepare(profile: str | Path | Profile) -> None:
@@ -95,7 +77,7 @@ def emulate(
     steps: int = 2,
     steps_overlap: bool = True,
     host_time: bool = True,
-) -> Emulation:
+) -> Step:
     """Let the engine train a pipeline on virtual devices; if a device has too little memory, say how much it needs.
 
     Args:
@@ -132,7 +114,7 @@ def emulate(
     ))  # fmt: skip
 
 
-def _emulated(request: EmulationRequest) -> Emulation:
+def _emulated(request: EmulationRequest) -> Step:
     request.check()
     numbers = _numbers(request.devices, max(request.homes) + 1)
     hardware = request.hardware
@@ -143,16 +125,21 @@ def _emulated(request: EmulationRequest) -> Emulation:
     m = len(microbatch_sizes(request.batch_size, request.chunks))
     facts = _facts(work, request, hardware, places)
     guess = request.guessed_launch_us
-    base = Emulation(status="ok", microbatches=m, events=[], settings=facts, guessed_launch_us=guess)
+    base = Step(evidence="emulated", status="ok", microbatches=m, events=[], settings=facts, guessed_launch_us=guess)
     machine = HardwareMachine(hardware)
-    replayed = replay(trace, machine, host_time=request.host_time)
+    run = Replay(trace, machine, host_time=request.host_time)
+    run.run()
+    replayed = run.rows()
     if replayed.shortage:
         return _out_of_memory(base, replayed.memory, replayed.shortage)
     launching = machine if request.host_time else None
-    each = tuple(_steps(base, replayed, spans, tuple(numbers[home] for home in request.homes), launching))
+    issued = issued_rows(replayed)
+    name_tasks(spans, replayed, issued)
+    used = tuple(numbers[home] for home in request.homes)
+    each = tuple(_steps(base, replayed, issued, spans, used, launching))
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
-    return replace(typical, each=each)
+    return replace(typical, each=each, replay=run)
 
 
 def _numbers(devices: Sequence[int], count: int) -> list[int]:
@@ -230,11 +217,15 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
 
 
 def _steps(
-    base: Emulation, replayed: Replayed, spans: Sequence[Span], used: Sequence[int], host: HardwareMachine | None
-) -> list[Emulation]:
+    base: Step,
+    replayed: Replayed,
+    issued: Mapping[int, ThreadRows],
+    spans: Sequence[Span],
+    used: Sequence[int],
+    host: HardwareMachine | None,
+) -> list[Step]:
     """The steps after the first; ``host``: None where launches cost it nothing."""
     marks = [place for place, row in enumerate(replayed.trace.rows) if row.kind == _MARK]
-    issued = issued_rows(replayed)
     found = []
     for (before, after), (first, last) in zip(pairwise(replayed.marks), pairwise(marks), strict=True):
         own = (span for span in spans if first <= span.first < last)
@@ -260,7 +251,7 @@ def _host_ns(replayed: Replayed, host: HardwareMachine, first: int, last: int) -
     return host.host_ns(replayed.sums("launches", first, last)) + replayed.updating_ns(first, last)
 
 
-def _out_of_memory(base: Emulation, memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> Emulation:
+def _out_of_memory(base: Step, memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> Step:
     """A result that says what the full device would need: for its tensors, or for its segments if those would fit."""
     peaks, what = memory[shortage.device], ""
     largest = peaks.peak_live

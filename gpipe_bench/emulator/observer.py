@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from gpipe_bench.emulator.library import backend, thread_index
 from gpipe_bench.engine.observer import Task
 from gpipe_bench.machine.replay import Replayed
-from gpipe_bench.machine.trace import KINDS
+from gpipe_bench.machine.trace import KINDS, TracedTask
 from gpipe_bench.results.breakdown import covered, split_device_time
 from gpipe_bench.results.timeline import TimelineEvent
 from gpipe_bench.step.result import Busy
@@ -83,6 +83,19 @@ def task_events(
                      max(replayed.end_ns[row] for row in rows))  # fmt: skip
             events.append(_event(span, [(time - zero_ns) / _NS_PER_US for time in times]))
     return sorted(events, key=lambda event: (event.start_us, event.end_us, event.partition))
+
+
+def name_tasks(spans: Iterable[Span], replayed: Replayed, issued: Mapping[int, ThreadRows]) -> None:
+    """Let the rows of a trace say which tasks they belong to, after it was replayed."""
+    trace = replayed.trace
+    for number, span in enumerate(spans, 1):
+        task = span.task
+        aside = task.lane == "copy"
+        trace.tasks.append(
+            TracedTask(task.kind, task.microbatch, task.partition, task.device.index, aside, span.nbytes)
+        )
+        for place in _rows(span, replayed, issued[span.thread]):
+            trace.rows[place].task = number
 
 
 def busy_devices(events: Sequence[TimelineEvent], devices: Sequence[int], length_us: float) -> list[Busy]:

@@ -164,6 +164,10 @@ class Replay:
         latencies: nanoseconds in which roots of nested passes come back, one after the other, again and again.
         kinds: numbers of the kinds of the trace's tasks, for who holds their memory.
 
+    Attributes:
+        trace: as given.
+        devices: how many it knows.
+
     Raises:
         CompilerError: the C code cannot be compiled here.
     """
@@ -177,7 +181,7 @@ class Replay:
         latencies: Sequence[int] = (100_000,),
         kinds: Mapping[str, int] | None = None,
     ) -> None:
-        self._trace = trace
+        self.trace = trace
         columns = _Columns(trace, machine)
         held = columns.held | {"latencies": array("q", latencies)}
         self.devices = columns.devices
@@ -235,12 +239,12 @@ class Replay:
         for _ in range(_MOST_SHOWN):
             if not _library().replay_stuck(self._run, ctypes.byref(row), ctypes.byref(awaited)):
                 return
-            yield f"{_named(self._trace, row.value)} waits for {_named(self._trace, awaited.value)}"
+            yield f"{_named(self.trace, row.value)} waits for {_named(self.trace, awaited.value)}"
             row.value += 1
 
     def rows(self) -> Replayed:
         """When rows ran, and the memory of their blocks."""
-        begin, end, host, turn = times = [array("q", bytes(8 * len(self._trace.rows))) for _ in range(4)]
+        begin, end, host, turn = times = [array("q", bytes(8 * len(self.trace.rows))) for _ in range(4)]
         _library().replay_times(self._run, ctypes.byref(_Times(*map(_address, times))))
         memory = []
         for device in range(self.devices):
@@ -250,11 +254,11 @@ class Replay:
         shortage = array("q", bytes(8 * 4))
         _library().replay_shortage(self._run, _address(shortage))
         full = OutOfMemory(*shortage) if any(shortage) else None
-        return Replayed(self._trace, begin, end, host, turn, tuple(memory), full)
+        return Replayed(self.trace, begin, end, host, turn, tuple(memory), full)
 
     def tasks(self) -> TaskTimes:
         """When tasks ran."""
-        times = TaskTimes(*(array("q", bytes(8 * len(self._trace.tasks))) for _ in TaskTimes._fields))
+        times = TaskTimes(*(array("q", bytes(8 * len(self.trace.tasks))) for _ in TaskTimes._fields))
         _library().replay_tasks(self._run, ctypes.byref(_TaskTimes(*map(_address, times))))
         return times
 

@@ -5,9 +5,13 @@
      "launches": 1, "reads": [[4, 0, 4096]], "writes": [[7, 0, 1024]], "begin_ns": 12000, "end_ns": 93200}
 
 ``kind`` and the fields after it are those of :class:`~gpipe_bench.machine.trace.Record`; what a row leaves out has
-the default there. Times and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first
-byte and the one after the last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread
-came to it, on the machine of a replay; a reader does not need them.
+the default there. ``task`` is the number of the pipeline's task that a row belongs to, with ``of`` (its kind),
+``microbatch`` and ``partition``; ``launch_ends`` says when each launch of a row that has several has run, after its
+start; ``adding_ns`` and ``adding_launches`` are what the row takes less if it is the first to add to ``gradients``.
+
+Times and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first byte and the one
+after the last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread came to it, on the
+machine of a replay; a reader does not need them.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,20 +27,25 @@ from typing import Any, Final
 
 from gpipe_bench.errors import TraceError
 from gpipe_bench.machine.replay import Replayed
-from gpipe_bench.machine.trace import KINDS, Row, Trace
+from gpipe_bench.machine.trace import KINDS, Row, Trace, TracedTask
 from gpipe_bench.util.files import write_files
 
 _HEAD: Final = {"format": "gpipe_bench trace", "version": 1}
 _TIMES: Final = ("begin_ns", "end_ns", "host_ns")
-_PLACES: Final = ("first_read", "first_write", "end_write")
+_PLACES: Final = ("first_read", "first_write", "end_write", "first_end", "unused")
+_TASK: Final = ("of", "microbatch", "partition")
 _DEFAULTS: Final[dict[str, Any]] = {
     **dict.fromkeys((name for name, *_ in Row._fields_ if name not in _PLACES), 0),
     **dict.fromkeys(("device", "peer", "duration_ns"), -1),
     "name": "",
     "reads": [],
     "writes": [],
+    "launch_ends": [],
 }
-"""Of the fields of a line, but ``row``, ``kind`` and times."""
+"""Of the fields of a line, but ``row``, ``kind``, times and what is known of a task."""
+
+_DURATIONS: Final = frozenset({"duration_ns", "adding_ns", "launch_ends"})
+_LISTS: Final = frozenset({"kind", "reads", "writes", "launch_ends"})
 
 
 def write_trace(path: Path, trace: Trace, replayed: Replayed | None = None) -> None:
@@ -70,24 +78,27 @@ def read_trace(path: Path) -> Trace:
         raise TraceError(f"a trace must be a file of JSON lines, got {error} in {path}; write it by emulate") from error
     if head != _HEAD:
         raise TraceError(f"a trace must begin with {json.dumps(_HEAD)}, got {str(head)[:80]} in {path}; write it anew")
+    trace = Trace()
     names: dict[str, int] = {"": 0}
-    accesses = array("q")
     rows = []
     for number, line in enumerate(lines, 2):
         try:
-            rows.append(_row(line, names, accesses))
+            rows.append(_row(line, names, trace))
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             got = f"{type(error).__name__}: {error}, in line {number} of {path}"
             raise TraceError(f"each line of a trace must be a row, got {got}; see the format's page") from error
-    return Trace(rows, accesses, tuple(names))
+    trace.rows, trace.names = (Row * len(rows))(*rows), tuple(names)
+    return trace
 
 
 def _lines(trace: Trace) -> Iterator[dict[str, Any]]:
     """A line for each row, without what is a default."""
     trace.fetch()
     for number, row in enumerate(trace.rows):
-        line = {name: getattr(row, name) for name in _DEFAULTS if name not in {"reads", "writes", "kind"}}
+        line = {name: getattr(row, name) for name in _DEFAULTS if name not in _LISTS}
         line |= {"name": trace.names[row.name]}
+        if row.first_end:
+            line["launch_ends"] = list(trace.launch_ends[row.first_end - 1 :][: row.launches])
         for name, first, end in (
             ("reads", row.first_read, row.first_write),
             ("writes", row.first_write, row.end_write),
@@ -95,23 +106,33 @@ def _lines(trace: Trace) -> Iterator[dict[str, Any]]:
             own = trace.accesses[3 * first : 3 * end]
             line[name] = [list(own[place : place + 3]) for place in range(0, len(own), 3)]
         told = {name: value for name, value in line.items() if value != _DEFAULTS[name]}
+        if row.task and trace.tasks:
+            told |= zip(_TASK, trace.tasks[row.task - 1], strict=False)
         yield {"row": number, "kind": KINDS[row.kind], **told}
 
 
-def _row(line: dict[str, Any], names: dict[str, int], accesses: array[int]) -> Row:
-    """The row of a line; its name and its accesses join the tables."""
-    line = {name: value for name, value in line.items() if name not in {*_TIMES, "row"}}
+def _row(line: dict[str, Any], names: dict[str, int], trace: Trace) -> Row:
+    """The row of a line; its name, its accesses, its launches' ends and its task join the tables."""
+    task = [line[name] for name in _TASK if name in line]
+    line = {name: value for name, value in line.items() if name not in {*_TIMES, *_TASK, "row"}}
     if unknown := line.keys() - _DEFAULTS.keys():
         raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
     row, line = Row(kind=KINDS.index(line["kind"])), {**_DEFAULTS, **line}
     row.name = names.setdefault(line["name"], len(names))
-    row.first_read = len(accesses) // 3
+    row.first_read = len(trace.accesses) // 3
     row.first_write = row.first_read + len(line["reads"])
     row.end_write = row.first_write + len(line["writes"])
     for block, first, end in (*line["reads"], *line["writes"]):
-        accesses.extend((block, first, end))
-    for name in line.keys() - {"kind", "name", "reads", "writes"}:
+        trace.accesses.extend((block, first, end))
+    if line["launch_ends"]:
+        row.first_end = len(trace.launch_ends) + 1
+        trace.launch_ends.extend(line["launch_ends"])
+    for name in line.keys() - {"kind", "name", *_LISTS}:
         setattr(row, name, line[name])
+    if row.task and task:
+        # Rows of a task may come in any order among those of others.
+        trace.tasks += [TracedTask("")] * (row.task - len(trace.tasks))
+        trace.tasks[row.task - 1] = TracedTask(*task)
     return row
 
 
@@ -168,9 +189,12 @@ def _alike(trace: Trace) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         return numbers[what, number]
 
     for line in _lines(trace):
-        plain = {name: value for name, value in line.items() if name != "duration_ns"}
-        what = "node" if line["kind"] == "node" else "block"
+        plain = {name: value for name, value in line.items() if name not in _DURATIONS}
+        what = "node" if line["kind"] in {"node", "root", "return"} else "block"
         plain["thread"] = renamed("thread", line.get("thread", 0))
+        for name in ("task", "gradients"):
+            if name in line:
+                plain[name] = renamed(name, line[name])
         for name in ("version", "pass"):
             plain[name] = renamed("version", line[name]) if name in line else 0
         if "block" in line:

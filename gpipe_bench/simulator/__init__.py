@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from gpipe_bench.models.measured import MeasuredLayer, read_layers, write_layers
     from gpipe_bench.simulator.api import simulate
     from gpipe_bench.step.request import Model
-    from gpipe_bench.step.result import DeviceUse, Simulation
+    from gpipe_bench.step.result import DeviceUse, Step
 
-__all__ = ["DeviceUse", "MeasuredLayer", "Model", "Simulation", "read_layers", "simulate", "write_layers"]
+__all__ = ["DeviceUse", "MeasuredLayer", "Model", "Step", "read_layers", "simulate", "write_layers"]
 
 # Loaded when first used: the simulator needs PyTorch, and its parts import each other.
 _LAZY = {
@@ -21,7 +21,7 @@ _LAZY = {
     "Model": "gpipe_bench.step.request",
     "read_layers": "gpipe_bench.models.measured",
     "write_layers": "gpipe_bench.models.measured",
-    "Simulation": "gpipe_bench.step.result",
+    "Step": "gpipe_bench.step.result",
     "simulate": "gpipe_bench.simulator.api",
 }
 

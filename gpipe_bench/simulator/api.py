@@ -32,13 +32,13 @@ from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import build_workload, layers_of
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.step.request import AnyModel, Model, ScheduleLike, SimulationRequest, microbatch_sizes
-from gpipe_bench.step.result import GIB, DeviceUse, Shortage, Simulation, pipeline_facts, summed_gib
+from gpipe_bench.step.result import GIB, DeviceUse, Shortage, Step, pipeline_facts, summed_gib
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["DeviceUse", "Model", "Shortage", "Simulation", "simulate"]
+__all__ = ["DeviceUse", "Model", "Shortage", "Step", "simulate"]
 
 
 def simulate(
@@ -68,7 +68,7 @@ def simulate(
     steps_overlap: bool = True,
     memory: bool = True,
     cache: str | Path | None = None,
-) -> Simulation:
+) -> Step:
     """Simulate the training of a pipeline; if a device has too little memory, say how much it needs.
 
     Args:
@@ -110,7 +110,7 @@ def simulate(
     return _answer(SimulationRequest(**locals()))
 
 
-def _answer(request: SimulationRequest) -> Simulation:
+def _answer(request: SimulationRequest) -> Step:
     request.check()
     model, balance, schedule, hardware = request.model, request.balance, request.schedule, request.hardware
     layers = layers_of(model)
@@ -209,7 +209,7 @@ def _model_facts(model: AnyModel) -> dict[str, str]:
 
 # What a simulation makes lives until its end, and the collector would go through it again and again.
 @no_collection()
-def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings, facts: dict[str, Any]) -> Simulation:
+def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings, facts: dict[str, Any]) -> Step:
     try:
         done = run(workload, machine, settings)
     except OutOfMemory as error:
@@ -220,7 +220,8 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
         done = replace(run(workload, machine, settings), memory=memory)
     if not done.step_ns:
         raise ConfigError(["model must have something to compute, got a step without kernels; simulate more layers"])
-    return Simulation(
+    return Step(
+        evidence="simulated",
         status="ok",
         throughput_samples_per_s=facts["batch_size"] / done.step_ns * 1e9,
         step_time_ms=done.step_ns / 1e6,
@@ -232,6 +233,7 @@ def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings,
         settings=facts,
         host_fraction=_host_ns(workload, settings, machine) / done.step_ns,
         kernel_fraction=_kernel_ns(workload, settings) / done.step_ns,
+        replay=done.replay,
     )
 
 
@@ -273,10 +275,11 @@ def _sums(workload: Workload, settings: Settings, what: str) -> tuple[Counter[in
 
 def _out_of_memory(
     workload: Workload, machine: HardwareMachine, settings: Settings, facts: dict[str, Any], error: OutOfMemory
-) -> Simulation:
+) -> Step:
     """A simulation that says what the full device would have needed."""
     shortage = _shortage(workload, machine, settings, error)
-    return Simulation(
+    return Step(
+        evidence="simulated",
         status="oom",
         reason=f"{shortage.text}; use smaller micro-batches, more partitions or more checkpoints",
         shortage=shortage,

@@ -1,12 +1,12 @@
-"""What a simulation gives: times, memory and shares of one training step, and the row that holds them."""
+"""What comes out of a simulated or emulated training step: times, memory and shares, its trace, and its row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpipe_bench.machine.replay import DeviceMemory
 from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_busy_time
@@ -16,10 +16,9 @@ from gpipe_bench.results.timeline import TimelineEvent
 if TYPE_CHECKING:
     from gpipe_bench.components import Components
     from gpipe_bench.machine.profile import Profile
+    from gpipe_bench.machine.replay import Replay
 
 GIB: Final = 2**30
-
-# Share of a step; launches that take longer leave the devices idle.
 
 
 class Busy(NamedTuple):
@@ -117,10 +116,11 @@ def guess_words(launch_us: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """A simulated training step, or why there is none.
+class Step:
+    """A training step that was simulated or emulated, or why there is none; of several steps the one of median length.
 
     Attributes:
+        evidence: ``simulated`` or ``emulated``.
         status: ``ok``, or ``oom`` when a device's memory does not suffice; then there are no times, shares and events.
         reason: with ``oom``, how much was needed and where.
         shortage: the same as numbers.
@@ -141,10 +141,11 @@ class Simulation:
         guessed_launch_us: host time of a launch, where nobody measured that of this host; else None.
         later_reserved_gib: ``peak_reserved_gib`` after twice as many steps, where it is larger then; else None.
         assumptions: what stands for values that measured layers do not have, a sentence each.
+        each: of emulated steps all after the first, in their order; else only this one.
+        replay: the trace of all steps, as it ran; None where there is none.
     """
 
-    evidence: ClassVar[str] = "simulated"
-
+    evidence: str
     status: str
     reason: str = ""
     shortage: Shortage | None = None
@@ -161,6 +162,14 @@ class Simulation:
     guessed_launch_us: float | None = None
     later_reserved_gib: float | None = None
     assumptions: tuple[str, ...] = ()
+    each: tuple[Step, ...] = ()
+    replay: Replay | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def range_ms(self) -> tuple[float, float] | None:
+        """The shortest and the longest step: None where there is none."""
+        times = [step.step_time_ms for step in self.each if step.step_time_ms is not None]
+        return (min(times), max(times)) if times else None
 
     @property
     def caveats(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ EXPORTS = {
         "microbatch_major",
     ],
     "gpipe_bench.simulator": [
-        *("DeviceUse", "MeasuredLayer", "Model", "Simulation", "read_layers", "simulate", "write_layers"),
+        *("DeviceUse", "MeasuredLayer", "Model", "Step", "read_layers", "simulate", "write_layers"),
     ],
 }
 

@@ -257,7 +257,7 @@ def test_a_closed_form_of_one_device():
 
 
 def test_names_of_the_package():
-    types = ["DeviceUse", "MeasuredLayer", "Model", "Simulation"]
+    types = ["DeviceUse", "MeasuredLayer", "Model", "Step"]
     assert sorted(gpipe_bench.simulator.__all__) == [*types, "read_layers", "simulate", "write_layers"]
     assert callable(gpipe_bench.simulator.simulate)
 

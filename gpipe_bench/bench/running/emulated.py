@@ -15,12 +15,15 @@ from gpipe_bench.models.table import parse_arguments
 
 if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row
+    from gpipe_bench.step.result import Step
 
 
 def emulate_cells(
     cells: Iterable[EmulatedCell],
     report: Callable[[Row], None] | None = None,
     timelines: Container[str] | None = None,
+    *,
+    steps: list[Step] | None = None,
 ) -> list[RawResult]:
     """Emulate cells: a result for each timed step of each cell, in the order of the cells.
 
@@ -31,6 +34,7 @@ def emulate_cells(
         cells: what to emulate, all on one profile.
         report: takes each row as it is made.
         timelines: ids of the cells whose timelines are kept; by default of all.
+        steps: takes the step of median length of each cell, too, with its trace.
 
     Raises:
         BalanceError: a balance does not fit its model.
@@ -42,7 +46,7 @@ def emulate_cells(
     results: list[RawResult] = []
     for cell in cells:
         kept = timelines is None or cell.id in timelines
-        found = [_skipped(cell, reason, facts)] if reason else _emulated(cell, facts, timeline=kept)
+        found = [_skipped(cell, reason, facts)] if reason else _emulated(cell, facts, timeline=kept, steps=steps)
         results += found
         if report:
             for result in found:
@@ -57,7 +61,9 @@ def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawRe
     return RawResult(cell.id, row, configuration=cell.configuration)
 
 
-def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -> list[RawResult]:
+def _emulated(
+    cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool, steps: list[Step] | None
+) -> list[RawResult]:
     # Here and not above: these load PyTorch.
     from gpipe_bench.emulator.emulate import emulate, prepare
     from gpipe_bench.simulator import Model
@@ -73,6 +79,8 @@ def _emulated(cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool) -
         steps=cell.steps,
         host_time=cell.host_time,
     )
+    if steps is not None:
+        steps.append(run)
     return [
         step_result(cell, step, balance, {"repeat": repeat, **facts}, timeline=timeline)
         for repeat, step in enumerate(run.each)

@@ -22,7 +22,7 @@ from gpipe_bench.models.table import MODELS, parse_arguments
 from gpipe_bench.results.timeline import TimelineEvent
 from gpipe_bench.schedules import Action, Schedule, with_recomputation
 from gpipe_bench.schedules.cycles import checkpoint_stop
-from gpipe_bench.simulator import Model, Simulation, simulate
+from gpipe_bench.simulator import Model, Step, simulate
 
 _KINDS: Final = {"forward": "F", "recompute": "R", "backward": "B", "backward_inputs": "I", "backward_weights": "W"}
 _STEPS: Final = 5
@@ -155,7 +155,7 @@ class OwnRun:
         return max((end for _, end in self.times.values()), default=0.0)
 
 
-def _of_simulation(step: Simulation) -> OwnRun:
+def _of_simulation(step: Step) -> OwnRun:
     if step.status != "ok":
         raise ConfigError([f"the step must fit the memory, got {step.reason}"])
     return OwnRun(step.evidence, step.events, step.bound_by_host, step.caveats)

@@ -16,7 +16,7 @@ from gpipe_bench.util.processes import spread
 if TYPE_CHECKING:
     from gpipe_bench.machine.profile import Profile as Hardware
     from gpipe_bench.results.rows import Row
-    from gpipe_bench.simulator import DeviceUse, Simulation
+    from gpipe_bench.simulator import DeviceUse, Step
 
 # Of the host's facts those that decide a simulation; the same cell is the same row on every machine and day.
 _FACTS: Final = ("commit", "dirty")
@@ -38,6 +38,7 @@ def simulate_cells(
     facts: Mapping[str, Any] | None = None,
     *,
     processes: int = 1,
+    steps: list[Step] | None = None,
 ) -> list[RawResult]:
     """Simulate cells; one that does not fit the memory is a row that says how much it needs.
 
@@ -51,6 +52,7 @@ def simulate_cells(
         hardware: what to simulate on in place of the cells' profile.
         facts: columns of the rows from :func:`simulation_facts`; found by default.
         processes: how many simulate at once; see :func:`gpipe_bench.util.processes.spread`.
+        steps: takes each step, too, with its trace; with one process.
 
     Raises:
         BalanceError: a balance does not fit its model.
@@ -66,6 +68,7 @@ def simulate_cells(
                 known,
                 hardware or given[place].profile,
                 timeline=timelines is None or given[place].id in timelines,
+                steps=steps,
             )
             for place in piece
         ]
@@ -91,13 +94,17 @@ def _shared(cell: SimulatedCell) -> tuple[str, str, int, float]:
     return cell.model, cell.model_args, cell.partitions, cell.batch_size / cell.chunks
 
 
-def _simulated(cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool) -> RawResult:
+def _simulated(
+    cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool, steps: list[Step] | None
+) -> RawResult:
     balance: Sequence[int] = cell.balance or simulated_balance(cell)
     step = simulated_step(cell, balance, profile=hardware)
+    if steps is not None:
+        steps.append(step)
     return step_result(cell, step, balance, simulated_columns(cell, facts), timeline=timeline)
 
 
-def simulated_step(cell: SimulatedCell, balance: Sequence[int], **options: Any) -> Simulation:
+def simulated_step(cell: SimulatedCell, balance: Sequence[int], **options: Any) -> Step:
     """A step of a cell; ``options``: arguments of :func:`gpipe_bench.simulator.simulate` beside those."""
     # Here and not above: the simulator loads PyTorch.
     from gpipe_bench.simulator import Model, simulate
@@ -149,7 +156,7 @@ def _layer_times(
 
 
 def step_result(
-    cell: VirtualCell, step: Simulation, balance: Sequence[int], columns: Mapping[str, Any], *, timeline: bool
+    cell: VirtualCell, step: Step, balance: Sequence[int], columns: Mapping[str, Any], *, timeline: bool
 ) -> RawResult:
     """The result of one step of a cell.
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.machine.replay import DeviceMemory, Machine, Replay
-from gpipe_bench.machine.trace import Trace
 from gpipe_bench.native import packaged
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.memory.description import TASK_KINDS, Streams, check_sizes, describe
@@ -38,7 +37,7 @@ class Run:
     """What a simulation gives.
 
     Attributes:
-        trace: what ran.
+        replay: the trace that ran.
         makespan_ns: when the last operation ended.
         effort: how much the clock did.
         step_ends_ns: when the last task of each step ended.
@@ -47,7 +46,7 @@ class Run:
         devices: of each partition.
     """
 
-    trace: Trace
+    replay: Replay
     makespan_ns: int
     effort: int
     step_ends_ns: tuple[int, ...]
@@ -107,7 +106,7 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
         replay.run()
     tasks = Tasks(trace.tasks, replay.tasks(), places.devices)
     now, effort = replay.ends()
-    return Run(trace, now, effort, tasks.step_ends(settings.steps), tasks, memory, tuple(places.devices))
+    return Run(replay, now, effort, tasks.step_ends(settings.steps), tasks, memory, tuple(places.devices))
 
 
 def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:

@@ -1,0 +1,73 @@
+"""A simulated and an emulated trace of one pipeline differ in durations alone: the same tasks, ordered by the same waits.
+
+The emulated trace is recorded from the real engine, kernel by kernel; the simulated one is written by the paper's
+program, or a schedule, task by task. So what is compared is what both say of tasks: which others must have ended, by
+streams and events, before each begins.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import astuple
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe_bench import Components
+from gpipe_bench.emulator.emulate import emulate, prepare
+from gpipe_bench.machine.trace import KINDS
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
+from gpipe_bench.simulator import simulate
+from tests.cover import cover
+
+PROFILE = "p40"
+M, N = 3, 3
+
+
+def outline(step):
+    """For each task of the last step those of that step which have ended before it begins."""
+    rows, tasks, turn = step.replay.trace.rows, step.replay.trace.tasks, step.replay.rows().turn
+    done, events, before = defaultdict(set), {}, {}
+    marks = [place for place, row in enumerate(rows) if KINDS[row.kind] == "mark"]
+    for place in sorted(range(len(rows)), key=turn.__getitem__):
+        row, stream = rows[place], (rows[place].device, rows[place].stream)
+        kind = KINDS[row.kind]
+        if kind == "record":
+            events[row.version] = set(done[stream])
+        elif kind == "wait":
+            done[stream] |= events[row.version]
+        elif kind in {"kernel", "copy"} and row.task:
+            streams = [stream, (row.peer, row.peer_stream)] if row.peer >= 0 else [stream]
+            known = set().union(*(done[one] for one in streams))
+            if row.task not in before:
+                before[row.task] = (place, known)
+            for one in streams:
+                done[one] = known | {row.task}
+    last = {task for task, (place, _) in before.items() if marks[-2] < place}
+    name = {task: tasks[task - 1][:3] for task in last}
+    return {name[task]: sorted(name[other] for other in before[task][1] & last) for task in last}
+
+
+def layers(count):
+    return nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(count)))
+
+
+# Without copy streams two host threads issue to one stream, and what comes first is a matter of the host's time.
+ASIDE = cover([one for one in Components.factorial() if one.copy_streams], astuple)
+
+
+@pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b", "zb_h1", "v_half"])
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
+def test_they_differ_in_durations_alone(checkpoint, schedule):
+    prepare(PROFILE)
+    partitions = 2 * N if schedule == "v_half" else N
+    for components in ASIDE if schedule is None else ASIDE[:1]:
+        settings = {
+            "balance": [1] * partitions, "batch_size": 32 * M, "chunks": M, "components": components,
+            "checkpoint": checkpoint, "schedule": schedule, "profile": PROFILE, "sample": torch.zeros(1, 4096),
+        }  # fmt: skip
+        simulated, emulated = (outline(call(layers(partitions), **settings)) for call in (simulate, emulate))
+        assert simulated == emulated, components
+        kinds = {kind for kind, *_ in simulated}
+        assert kinds >= {"forward", "copy", "copy_grad"}
