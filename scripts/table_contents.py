@@ -71,7 +71,7 @@ def errors_table() -> str:
     families = {f"`{name}`": own for name, own in predicted.groupby("table", sort=False)}
     families |= {"**all**": predicted, "held out: `resnet101-speed`": known[known["role"] == "held_out"]}
     others = known[known["role"] == "transferred"].groupby(["table", "metric"], sort=False)
-    families |= {f"other hardware: `{name}`, {_NAMES[metric]}": own for (name, metric), own in others}
+    families |= {f"other hardware: `{name}`, {_NAMES[str(metric)]}": own for (name, metric), own in others}
     lines = []
     for label, own in families.items():
         errors = own["error_fraction"].abs()
