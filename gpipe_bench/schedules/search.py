@@ -66,7 +66,7 @@ def searched(
         durations: of all partitions; by default T_F = T_B = T_W = 1.
         transfer: from the end of an action until another device has its result.
         kept: the share of a micro-batch's activations that W needs. With 1 the limit is that of :func:`in_flight`; with
-            0.5 and measured times it is the ZB-1p or ZB-2p that the paper times.
+            0.5 and the times that the paper prints most bubbles of its ZB-1p and ZB-2p come out.
 
     Raises:
         ScheduleError: the limit is below 1, or another number is out of its range.
@@ -106,7 +106,7 @@ def _warm_up(ahead: int, m: int, n: int, limit: float) -> tuple[int, ...]:
     """
     counts: list[int] = []
     for j in range(n):
-        most = min(1 + ahead * (n - 1 - j), m, int(limit))
+        most = int(min(1 + ahead * (n - 1 - j), m, limit))
         counts.append(max(1, min(most, counts[-1] - 1)) if counts and most < m else most)
     return tuple(counts)
 
