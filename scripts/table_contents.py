@@ -34,6 +34,7 @@ _NAMES: Final = {
     "throughput_samples_per_s": "samples/s",
     "throughput_samples_per_s_per_device": "samples/s per device",
     "peak_reserved_gib": "memory GiB",
+    "fullest_peak_allocated_gib": "GiB allocated, fullest device",
     "utilization_fraction": "busy",
     "model_memory_gib": "model GiB",
     "activation_memory_gib": "activations GiB",
@@ -69,8 +70,8 @@ def errors_table() -> str:
     predicted = known[known["role"] == "predicted"]
     families = {f"`{name}`": own for name, own in predicted.groupby("table", sort=False)}
     families |= {"**all**": predicted, "held out: `resnet101-speed`": known[known["role"] == "held_out"]}
-    others = known[known["role"] == "transferred"].groupby("table", sort=False)
-    families |= {f"other hardware: `{name}`": own for name, own in others}
+    others = known[known["role"] == "transferred"].groupby(["table", "metric"], sort=False)
+    families |= {f"other hardware: `{name}`, {_NAMES[str(metric)]}": own for (name, metric), own in others}
     lines = []
     for label, own in families.items():
         errors = own["error_fraction"].abs()

@@ -139,8 +139,9 @@ class _Pass(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """A range of a rank: of one action, of both of a pair, or of a message that arrives."""
+    """A range of a rank: of one action, of both of a pair, or of a message that arrives; ``end`` may not be known."""
 
+    name: str
     names: tuple[tuple[str, str, str], ...]
     start: float
     end: float
@@ -177,7 +178,7 @@ def _load(path: Path, position: int) -> _Trace:
     try:
         data = path.read_bytes()
         trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-        rows = [row for row in trace["traceEvents"] if row.get("ph") == "X" and "dur" in row]
+        rows = [row for row in trace["traceEvents"] if row.get("ph") in ("X", "B")]
         ours = [_event_of_ours(row) for row in rows if row.get("cat") in KINDS and "partition" in row.get("args", {})]
         placement = [int(device) for device in trace.get("otherData", {}).get("placement", "").split("-") if device]
         group = trace.get("distributedInfo", {})
@@ -199,6 +200,12 @@ def _load(path: Path, position: int) -> _Trace:
         rule = "trace must have actions of a pipeline: a timeline of ours, or ranges such as PP:0F3"
         change = "trace pipe.step, or schedule.step with torch.profiler; Schedule1F1B has no ranges, so mark its stages"
         raise ConfigError([f"{rule}, got none in {path}; {change}"])
+    lengths = [(one.name, one.end) for one in (*read.passes, *read.arrivals)]
+    lengths += [(f"{event.kind} of micro-batch {event.microbatch}", event.end_us) for event in ours]
+    if without := [name for name, end in lengths if math.isnan(end)]:
+        got = f"none for {', '.join(without[:_NAMED])} in {path}"
+        change = "trace again, and end the profiler after the step, or give each event a dur"
+        raise ConfigError([f"ranges of a step must have a duration, got {got}; {change}"])
     return read
 
 
@@ -213,9 +220,9 @@ def _is_pass(row: Mapping[str, Any]) -> bool:
 def _range(row: Mapping[str, Any]) -> _Range:
     """The range of a row; where it does not say the stage, that is empty."""
     one = _OF_ONE_STAGE.fullmatch(row["name"])
-    start, length = float(row["ts"]), float(row["dur"])
+    start = float(row["ts"])
     names = (("", one[1][0], one[2]),) if one else tuple(_RANGE.findall(row["name"]))
-    return _Range(names, start, start + length)
+    return _Range(row["name"], names, start, start + float(row.get("dur", math.nan)))
 
 
 def _of_one_stream(ranges: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -226,14 +233,14 @@ def _of_one_stream(ranges: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[s
     work: defaultdict[tuple[Any, Any], float] = defaultdict(float)
     for row in rows:
         if row.get("cat") == "kernel" and not str(row["name"]).startswith("nccl"):
-            work[row["pid"], row["tid"]] += float(row["dur"])
+            work[row["pid"], row["tid"]] += float(row.get("dur", 0))
     streams: defaultdict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
     for row in filter(_is_pass, ranges):
         streams[row.get("pid"), row.get("tid")].append(row)
 
     def weight(stream: tuple[Any, Any]) -> tuple[float, int, float]:
         own = streams[stream]
-        return work[stream], len({row["name"] for row in own}), sum(float(row["dur"]) for row in own)
+        return work[stream], len({row["name"] for row in own}), sum(float(row.get("dur", 0)) for row in own)
 
     return streams[max(streams, key=weight)] if streams else []
 
@@ -267,7 +274,8 @@ def _event_of_ours(row: Mapping[str, Any]) -> TimelineEvent:
     facts, start = row["args"], float(row["ts"])
     return TimelineEvent(
         str(facts["device"]), "compute" if row["cat"] in _LETTERS else "copy", row["cat"], int(facts["microbatch"]),
-        int(facts["partition"]), float(facts["issue_us"]), start, start + float(row["dur"]), int(facts["bytes"]),
+        int(facts["partition"]), float(facts["issue_us"]), start, start + float(row.get("dur", math.nan)),
+        int(facts["bytes"]),
     )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ def gpipe(m: int, n: int) -> Schedule:
         device 1     F0 F1 F2 F3          B3    B2    B1    B0
         device 2        F0 F1 F2 F3 B3    B2    B1    B0
 
-    The backward pass takes the micro-batches in reverse, as torchgpipe does (Kim et al., arXiv 2004.09910).
+    The backward pass takes the micro-batches in reverse, as figure 2c of GPipe (Huang et al., arXiv 1811.06965) and
+    torchgpipe (Kim et al., arXiv 2004.09910) have it. PyTorch's ``ScheduleGPipe`` takes them in order.
     """
     forward = [[Action("F", i, j) for i in range(m)] for j in range(n)]
     backward = [[Action("B", i, j) for i in reversed(range(m))] for j in range(n)]

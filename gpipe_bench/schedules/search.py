@@ -1,17 +1,18 @@
 """ZB-1p and ZB-2p: zero-bubble schedules that a search finds for given durations and a limit of memory.
 
 Zero Bubble (arXiv 2401.10241, section 3.1) builds schedules action by action, by rules that leave some choices, and
-takes the best one. Here a device takes F and I in turns, as soon as they can start, and W while it waits. Two choices
-are tried: how many F a device takes before its first I, as ZB-H1 or as ZB-H2 has it, and whether W may delay the next
-action. GPipe, 1F1B, ZB-H1 and ZB-H2 are tried, too, as far as they keep to the limit.
+takes the best one. Here a device takes F and I in turns, as soon as they can start, and W while it waits. Three choices
+are tried: how many F a device takes before its first I, whether W makes room for an F that is due, and how far W may
+delay the next action. GPipe, 1F1B, ZB-H1 and ZB-H2 are tried, too, as far as they keep to the limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from math import inf
+from operator import itemgetter
 from typing import Final
 
 from gpipe_bench.errors import ScheduleError
@@ -24,7 +25,7 @@ _NAMED: Final = gpipe, one_f_one_b, zb_h1, zb_h2
 
 
 def zb_1p(m: int, n: int) -> Schedule:
-    """ZB-1p for T_F = T_B = T_W and free transfers: memory for n micro-batches.
+    """ZB-1p for T_F = T_B = T_W and free transfers, as its authors' program has it: memory for n micro-batches.
 
     With m = 4 and n = 3:
 
@@ -36,7 +37,7 @@ def zb_1p(m: int, n: int) -> Schedule:
 
 
 def zb_2p(m: int, n: int) -> Schedule:
-    """ZB-2p for T_F = T_B = T_W and free transfers: memory for 2 n micro-batches.
+    """ZB-2p for T_F = T_B = T_W and free transfers, as its authors' program has it: memory for 2 n micro-batches.
 
     With m = 5 and n = 3:
 
@@ -65,7 +66,7 @@ def searched(
         durations: of all partitions; by default T_F = T_B = T_W = 1.
         transfer: from the end of an action until another device has its result.
         kept: the share of a micro-batch's activations that W needs. With 1 the limit is that of :func:`in_flight`; with
-            0.5 the bubbles come out that the paper prints.
+            0.5 and the times that the paper prints most bubbles of its ZB-1p and ZB-2p come out.
 
     Raises:
         ScheduleError: the limit is below 1, or another number is out of its range.
@@ -83,16 +84,31 @@ def searched(
     if problems:
         raise ScheduleError(problems)
     durations = durations or Durations()
-    warm_ups = [n - j for j in range(n)], [2 * (n - j) - 1 for j in range(n)]
-    choices = product(warm_ups, (0.0, durations.weights))
-    found = [_Search(m, limit, durations, transfer, kept, warm_up, gap).run() for warm_up, gap in choices]
-    found += [schedule for schedule in (named(m, n) for named in _NAMED) if _most_held(schedule, kept) <= limit]
-
-    def length(schedule: Schedule) -> tuple[float, float]:
+    warm_ups = dict.fromkeys(_warm_up(ahead, m, n, limit) for ahead in (2, 3))
+    choices = product((False, True), warm_ups, (0.0, durations.weights / 2, durations.weights))
+    searches = (_Search(m, limit, durations, transfer, kept, *choice).run() for choice in choices)
+    named = (schedule for schedule in (make(m, n) for make in _NAMED) if _most_held(schedule, kept) <= limit)
+    work = m * sum(map(durations.of, "FIW"))
+    shortest = round(work, 9), round((n - 1) * (durations.forward + transfer) + work, 9)
+    found: list[tuple[tuple[float, float], Schedule]] = []
+    for schedule in chain(searches, named):
         times = timing(schedule, durations, transfer)
-        return round(max(times.spans), 9), times.makespan
+        found.append(((round(max(times.spans), 9), round(times.makespan, 9)), schedule))
+        if found[-1][0] == shortest:
+            break
+    return min(found, key=itemgetter(0))[1]
 
-    return min(found, key=length)
+
+def _warm_up(ahead: int, m: int, n: int, limit: float) -> tuple[int, ...]:
+    """How many F each device takes at most before its first I: ``ahead`` more than the next device, in the limit.
+
+    A device takes fewer than the one before it, which would have to wait for its I otherwise; all m may both take.
+    """
+    counts: list[int] = []
+    for j in range(n):
+        most = int(min(1 + ahead * (n - 1 - j), m, limit))
+        counts.append(max(1, min(most, counts[-1] - 1)) if counts and most < m else most)
+    return tuple(counts)
 
 
 def _most_held(schedule: Schedule, kept: float) -> float:
@@ -126,6 +142,7 @@ class _Search:
 
     Attributes:
         m: see :func:`searched`, as for the next ones.
+        makes_room: whether a device takes W where its next F has arrived but has no room.
         warm_up: for each device how many F it takes at most before its first I.
         gap: how long a device must wait at least for it to take W meanwhile.
         devices: what each one has taken so far.
@@ -137,6 +154,7 @@ class _Search:
     durations: Durations
     transfer: float
     kept: float
+    makes_room: bool
     warm_up: Sequence[int]
     gap: float
     devices: list[_Device] = field(init=False)
@@ -173,14 +191,22 @@ class _Search:
     def _choice(self, j: int, later: float) -> tuple[str, float] | None:
         """What device j takes next, and when; None if that is not known before ``later``."""
         device, arrivals = self.devices[j], {"F": self._forward(j), "I": self._inputs(j)}
+        is_full, owes = device.held(self.kept) + 1 > self.limit, device.counts["I"] > device.counts["W"]
+        if owes and j == 0 and device.counts["F"] == self.m:
+            return "W", device.until
         last = next((action.kind for action in reversed(device.row) if action.kind != "W"), "I")
         for kind in ("F", "I") if last == "I" else ("I", "F"):
             if arrivals[kind] <= device.until:
-                return kind, device.until
+                if kind == "I" or not is_full:
+                    return kind, device.until
+                if owes and self.makes_room:
+                    return "W", device.until
+        if is_full:
+            arrivals["F"] = inf
         kind = min("IF", key=arrivals.__getitem__)
         at = arrivals[kind]
         gap = (at if at < inf else later + self.transfer) - device.until
-        if device.counts["I"] > device.counts["W"] and gap >= self.gap:
+        if owes and gap >= self.gap:
             return "W", device.until
         return (kind, at) if at < inf and at <= later else None
 
@@ -189,7 +215,7 @@ class _Search:
         device = self.devices[j]
         i = device.counts["F"]
         is_warm = device.counts["I"] > 0 or i < self.warm_up[j]
-        if i == self.m or device.held(self.kept) + 1 > self.limit or not is_warm:
+        if i == self.m or not is_warm:
             return inf
         return self._arrival(Action("F", i, j - 1)) if j else 0.0
 

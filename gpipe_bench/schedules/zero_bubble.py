@@ -6,14 +6,14 @@ m is the number of micro-batches, n that of partitions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from gpipe_bench.schedules.actions import Action, Schedule
 from gpipe_bench.schedules.one_f_one_b import alternate, interleaved_rows
 
 
 def zb_h1(m: int, n: int) -> Schedule:
-    """ZB-H1 (Qi et al., Zero Bubble, arXiv 2401.10241, section 2.2), as zbpp_light of its authors has it.
+    """ZB-H1 (Qi et al., Zero Bubble, arXiv 2401.10241, section 2.1), as zbpp_light of its authors has it.
 
     With m = 4 and n = 3:
 
@@ -28,7 +28,7 @@ def zb_h1(m: int, n: int) -> Schedule:
 
 
 def zb_h2(m: int, n: int) -> Schedule:
-    """ZB-H2 (Qi et al., Zero Bubble, arXiv 2401.10241, section 2.3).
+    """ZB-H2 (Qi et al., Zero Bubble, arXiv 2401.10241, section 2.2), as figure 3 has it.
 
     With m = 5 and n = 3:
 
@@ -36,10 +36,11 @@ def zb_h2(m: int, n: int) -> Schedule:
         device 1     F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4
         device 2        F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
 
-    Each device works without a pause from its first to its last action where T_F = T_B = T_W, and holds up to 2 n - 1
-    activations. That is faster than ZB-H1 where a device starts the next batch without waiting for the others.
+    Device j takes W of a micro-batch after I of the 2j-th next one. So it works without a pause from its first to its
+    last action where T_F = T_B = T_W and m is at least 2 n - 1, and holds up to 2 n - 1 activations. That is faster
+    than ZB-H1 where a device starts the next batch without waiting for the others.
     """
-    return fill([_alternating(m, 2 * (n - j) - 1, j) for j in range(n)], 2 * n - 1)
+    return Schedule(tuple(tuple(_with_weights(_alternating(m, 2 * (n - j) - 1, j), 2 * j)) for j in range(n)))
 
 
 def interleaved_zb(m: int, n: int, devices: int) -> Schedule:
@@ -73,42 +74,3 @@ def _with_weights(row: Iterable[Action], behind: int) -> Iterator[Action]:
             if len(owed) > behind:
                 yield owed.popleft()
     yield from owed
-
-
-def fill(rows: Iterable[Sequence[Action]], limit: int) -> Schedule:
-    """Put W into the lists of F and I: while a device waits, and where it would hold too many activations.
-
-    Time is counted in steps of T_F = T_B = T_W = 1. In each step a device takes its next F or I if what that needs has
-    ended and, for F, if it holds fewer than ``limit`` activations. Otherwise it takes the oldest W that it still owes.
-    Zero Bubble (arXiv 2401.10241, section 3.1) places W by such a rule.
-    """
-    waiting = [deque(row) for row in rows]
-    owed: list[deque[Action]] = [deque() for _ in waiting]
-    filled: list[list[Action]] = [[] for _ in waiting]
-    held = [0] * len(waiting)
-    n = 1 + max(action.j for row in waiting for action in row)
-    ended: set[Action] = set()
-    while any(waiting) or any(owed):
-        step = []
-        for device, (row, later) in enumerate(zip(waiting, owed, strict=True)):
-            full = held[device] >= limit
-            if row and _ready(row[0], n, ended) and not (full and row[0].kind == "F"):
-                step.append((device, row.popleft()))
-            elif later:
-                step.append((device, later.popleft()))
-        if not step:
-            raise AssertionError(f"limit {limit} is too small for these lists")
-        for device, action in step:
-            ended.add(action)
-            filled[device].append(action)
-            held[device] += (action.kind == "F") - (action.kind == "W")
-            if action.kind == "I":
-                owed[device].append(Action("W", action.i, action.j))
-    return Schedule(tuple(map(tuple, filled)))
-
-
-def _ready(action: Action, n: int, ended: set[Action]) -> bool:
-    """Whether the pass before it, of the same kind, has ended; the F of an I is before it in the list of its device."""
-    kind, i, j = action
-    before = j - 1 if kind == "F" else j + 1
-    return not 0 <= before < n or (kind, i, before) in ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import replace
 from itertools import combinations, pairwise, product
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from gpipe_bench.bench.advice.advice import Advice, AdviceRequest, advise
+from gpipe_bench.bench.advice.fit import Search, most_samples_per_s
 from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli import main
@@ -131,6 +133,46 @@ def test_no_balance_of_any_schedule_is_much_faster_with_a_limit_or_without(model
     assert found.fastest >= 0.995 * fastest
     if limit:
         assert max(record["peak_reserved_gib"] for record in found.best.devices) <= limit
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_setting_is_skipped_only_if_no_balance_of_it_can_be_the_fastest(seed):
+    """What is skipped depends on this bound; the best balance may be a fifth faster than the one by time."""
+    drawn = random.Random(seed)
+    model = drawn.choice([EVEN, HEAVY_HEAD, {"model": "vit", "model_args": "L=3;D=256;heads=4"}])
+    request = AdviceRequest.model_validate({**model, "devices": 2, "batch_size": 16, "profile": "h100"})
+    for name in drawn.sample([None, *SCHEDULES], 4):
+        n, m, mode = partition_count(name, 2), drawn.choice([2, 4, 8, 16]), drawn.choice(CHECKPOINT_MODES)
+        setting = {"partitions": n, "chunks": m, "checkpoint": mode, "schedule": name}
+        cuts = combinations(range(1, request.layers), n - 1)
+        balances = [[after - before for before, after in pairwise((0, *cut, request.layers))] for cut in cuts]
+        cells = [request.cell(**setting), *(request.cell(**setting, balance=balance) for balance in balances)]
+        start, *others = simulate_cells(cells, timelines=())
+        assert max(result.row.throughput_samples_per_s for result in others) <= most_samples_per_s(start), (
+            name,
+            m,
+            mode,
+        )
+
+
+def test_a_slow_setting_is_improved_where_its_devices_are_idle():
+    """By time it is 15 % slower than the fastest so far; another balance of it is 5 % faster than that."""
+    request = AdviceRequest.model_validate({**SMALL, "schedules": "none"})
+    cell = request.cell(partitions=2, chunks=4, checkpoint="never", balance=[5, request.layers - 5])
+    busy = {"recompute_fraction": 0.0, "peak_allocated_gib": 1.0, "peak_reserved_gib": 1.0}
+    asked = []
+
+    def simulated(one):
+        asked.append(one.balance)
+        speed, shares = (85.0, (0.5, 0.9)) if one.balance == cell.balance else (105.0, (0.8, 0.8))
+        row = replace(ok_result().row, throughput_samples_per_s=speed, balance="-".join(map(str, one.balance)))
+        return replace(ok_result(), row=row, devices=[{**busy, "compute_fraction": share} for share in shares])
+
+    Search(10.0, simulated, simulated, effort=1000).improve([(cell, simulated(cell))], fastest=100.0)
+    assert len({*asked}) > 1
+    asked.clear()
+    Search(10.0, simulated, simulated, effort=1000).improve([(cell, simulated(cell))], fastest=130.0)
+    assert len({*asked}) == 1
 
 
 def test_precision_and_optimizer_are_those_of_all_that_is_simulated():

@@ -66,7 +66,7 @@ def test_every_published_cell_of_a_row_with_settings_has_one_row(instant):
         ]
     found = Counter((one.setting.table, one.setting.experiment, one.metric) for one in predictions(TABLES))
     assert found == Counter(cells)
-    assert len(cells) == 146
+    assert len(cells) == 159
 
 
 def test_cells_that_were_held_out_are_in_no_other_mean():
@@ -94,8 +94,18 @@ def test_partitions_of_zero_bubble_fill_the_devices_that_it_says():
 def test_zero_bubble_is_predicted_from_the_law_alone(traces):
     for experiment in ("14.6B-m48-1f1b", "14.6B-m48-zb_1p", "14.6B-m48-zb_2p"):
         own, metric = setting("zero-bubble", experiment), "throughput_samples_per_s_per_device"
-        row = simulate_published(own, {}, traces).row
-        assert METRICS[metric](own, row, None) == pytest.approx(published_value(own, metric), rel=0.03)
+        result = simulate_published(own, {}, traces)
+        assert METRICS[metric](own, result, None) == pytest.approx(published_value(own, metric), rel=0.03)
+
+
+def test_memory_of_zero_bubble_is_predicted_from_shapes_alone(traces):
+    """That of the fullest device, which is not the first one; the paper prints whole GB, here 30, 32 and 59."""
+    for experiment, printed_gb in (("1.5B-m24-1f1b", 30), ("1.5B-m24-zb_1p", 32), ("1.5B-m24-zb_2p", 59)):
+        own, metric = setting("zero-bubble", experiment), "fullest_peak_allocated_gib"
+        assert published_value(own, metric) == pytest.approx(printed_gb * 1e9 / 2**30, rel=1e-4)
+        assert METRICS[metric](own, simulate_published(own, {}, traces), None) == pytest.approx(
+            published_value(own, metric), rel=0.03
+        )
 
 
 def test_rows_of_llm_foundry_are_the_models_and_batches_that_were_printed():
@@ -122,8 +132,8 @@ def test_rows_of_llm_foundry_are_the_models_and_batches_that_were_printed():
 def test_attention_of_models_that_the_fit_did_not_see_takes_its_share_at_any_length(traces, experiment):
     own, metric = setting("llm-foundry", experiment), "throughput_samples_per_s_per_device"
     assert own.role == "transferred"
-    row = simulate_published(own, {}, traces).row
-    assert METRICS[metric](own, row, None) == pytest.approx(published_value(own, metric), rel=0.02)
+    result = simulate_published(own, {}, traces)
+    assert METRICS[metric](own, result, None) == pytest.approx(published_value(own, metric), rel=0.02)
 
 
 def test_what_the_fit_saw_is_fitted_and_all_else_predicted():
@@ -200,8 +210,10 @@ def test_fewer_micro_batches_than_chunks_are_all_checkpointed(batch_size, mode):
 
 def test_out_of_memory_leaves_what_needs_no_run(traces):
     row = setting("amoebanet-d-memory", "pipeline-1")
-    assert METRICS["model_memory_gib"](row, ROW, traces) == pytest.approx(3.565, abs=1e-3)
-    assert METRICS["activation_memory_gib"](row, ROW, traces) is None
+    result = replace(ok_result(), row=ROW, devices=[{"peak_allocated_gib": None}])
+    assert METRICS["model_memory_gib"](row, result, traces) == pytest.approx(3.565, abs=1e-3)
+    assert METRICS["activation_memory_gib"](row, result, traces) is None
+    assert METRICS["fullest_peak_allocated_gib"](row, result, traces) is None
 
 
 def test_utilisation_and_memory_are_of_the_ablation(traces):
@@ -235,8 +247,8 @@ def test_outside_a_checkout_the_commit_stays_empty(tmp_path):
 
 def test_a_utilisation_of_flops_is_the_share_of_the_peak_of_all_devices():
     """105.141 TFLOP for a sample, two H100s of 989.4 TFLOP/s in bfloat16."""
-    row = replace(ROW, throughput_samples_per_s=2.0)
-    found = METRICS["model_flops_utilization_fraction"](setting("nanotron", "3.57B-pp2-dp4"), row, None)
+    result = replace(ok_result(), row=replace(ROW, throughput_samples_per_s=2.0))
+    found = METRICS["model_flops_utilization_fraction"](setting("nanotron", "3.57B-pp2-dp4"), result, None)
     assert found == pytest.approx(2 * 105.141 / (2 * 989.4))
 
 

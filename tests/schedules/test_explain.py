@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -254,19 +255,35 @@ def test_a_rank_twice_is_refused(tmp_path):
         read_step([paths[0], paths[0]])
 
 
+@pytest.mark.parametrize("kind", ["X", "B"])
 @pytest.mark.parametrize(("name", "p"), REAL)
-def test_a_range_without_duration_is_no_part_of_a_step(tmp_path, name, p):
+def test_a_range_without_duration_is_named_where_it_is_of_the_last_step(tmp_path, name, p, kind):
     traces = real(name, p)["traces"]
-    rows = sorted(traces[-1]["traceEvents"], key=lambda row: row["ts"])
+    rank = random.Random(f"{name}{p}{kind}").randrange(p)
+    rows = sorted(traces[rank]["traceEvents"], key=lambda row: row["ts"])
     passes = [row for row in rows if not any(word in row["name"] for word in ("RECV", "SEND", "REDUCE", "SHARD"))]
     whole = read_step(files(tmp_path, traces))
-    name = passes[-1]["name"]
-    first = next(row for row in passes if row["name"] == name)
-    del first["dur"]
-    assert read_step(files(tmp_path, traces)) == whole
-    del passes[-1]["dur"]
-    with pytest.raises(ConfigError, match="must have all actions of a training step, got no "):
-        read_step(files(tmp_path, traces))
+    of_name = {row["name"]: [one for one in passes if one["name"] == row["name"]] for row in passes}
+    for first, *_, last in of_name.values():
+        length = first.pop("dur")
+        assert read_step(files(tmp_path, traces)) == whole
+        first["dur"], length = length, last.pop("dur")
+        last["ph"] = kind
+        got = f"must have a duration, got none for {re.escape(last['name'])} in .*rank{rank}.json;"
+        with pytest.raises(ConfigError, match=got):
+            read_step(files(tmp_path, traces))
+        last |= {"ph": "X", "dur": length}
+
+
+def test_an_event_of_ours_without_duration_is_named(by_hand):
+    trace = json.loads(by_hand.read_text())
+    for row in trace["traceEvents"]:
+        if row["ph"] == "X":
+            length = row.pop("dur")
+            by_hand.write_text(json.dumps(trace))
+            with pytest.raises(ConfigError, match=f"got none for {row['cat']} of micro-batch 0 in "):
+                read_step([by_hand])
+            row["dur"] = length
 
 
 @pytest.mark.parametrize(("name", "p"), REAL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpipe_bench.schedules import check, in_flight, named_schedule, read_csv, timing, to_csv
+from gpipe_bench.schedules import Durations, check, in_flight, named_schedule, read_csv, searched, timing, to_csv
 
 DATA = Path(__file__).parent / "data"
 
@@ -35,9 +35,9 @@ def test_lists_are_those_of_their_sources(source):
 def test_gpipe_is_pytorchs_with_the_backward_passes_in_reverse():
     for key, text in lists("pytorch"):
         if key[0] == "gpipe":
-            m = key[1]
-            theirs = [row[:m] + row[m:][::-1] for row in read_csv(text).devices]
-            assert list(named_schedule(*key).devices) == theirs
+            m, ours, theirs = key[1], named_schedule(*key), read_csv(text)
+            assert list(ours.devices) == [row[:m] + row[m:][::-1] for row in theirs.devices]
+            assert timing(ours).makespan == timing(theirs).makespan
 
 
 def test_zb_v_is_as_long_as_its_first_authors_and_needs_their_memory():
@@ -49,6 +49,38 @@ def test_zb_v_is_as_long_as_its_first_authors_and_needs_their_memory():
         assert timing(ours).spans == timing(theirs).spans
         assert timing(ours).makespan == timing(theirs).makespan
         assert in_flight(ours) == in_flight(theirs)
+
+
+@pytest.mark.parametrize(("name", "ahead"), [("zb_h1", 1), ("zb_h2", 2)])
+def test_zb_h1_and_zb_h2_are_those_of_the_figure(name, ahead):
+    """Zero Bubble, figure 3, by the rule for any size that its second source in the README of the data gives."""
+    with (DATA / "figures.csv").open(encoding="utf-8") as file:
+        figure = [row for row in csv.DictReader(file) if row["schedule"] == name]
+    assert len(figure) == 2
+    for row in figure:
+        device, m, p = (int(row[column]) for column in ("device", "microbatches", "devices"))
+        assert [f"{kind}{i}" for kind, i, _ in named_schedule(name, m, p, p).devices[device]] == row["actions"].split()
+    for p in range(1, 9):
+        for m in range(1, 4 * p + 1):
+            behind = {"F": 0, "W": ahead * (p - 1)}
+            for j, row in enumerate(named_schedule(name, m, p, p).devices):
+                behind["I"] = ahead * (p - 1 - j)
+                turns = ((kind, x - behind[kind], j) for x in range(m + behind["W"]) for kind in "FIW")
+                assert list(row) == [action for action in turns if 0 <= action[1] < m]
+
+
+def test_a_search_is_about_as_short_as_the_one_of_the_authors():
+    longer = []
+    with (DATA / "sail_sg_times.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            p, m, *times, transfer, limit, kept, theirs = map(float, row.values())
+            own = Durations(*times)
+            schedule = searched(int(m), int(p), limit, own, transfer, kept=kept)
+            check(schedule)
+            longer.append(round(max(timing(schedule, own, transfer).spans) / theirs - 1, 9))
+    assert len(longer) == 40
+    assert sum(more > 0 for more in longer) <= 4
+    assert max(longer) < 0.04
 
 
 TORCH = {

@@ -174,7 +174,7 @@ def test_printed_bubbles_of_searched_schedules(printed, name, batches):
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.75, 1.0])
 def test_a_search_keeps_to_its_memory(kept):
-    for limit in (1, 2, 5, 7.5):
+    for limit in (1, 2, 5, 7.5, float("inf")):
         schedule = searched(16, 4, limit, kept=kept)
         check(schedule)
         assert kept < 1 or max(in_flight(schedule)) <= limit

@@ -3,7 +3,7 @@
     settings, the most promising first
         -> layers move off the device that lacks most memory, as long as the devices lack less than before
         -> layers move off the busiest devices, as long as that is faster and all still fit
-        -> a setting that is not close to the fastest even without limit is skipped
+        -> a setting that would not be the fastest if its devices were always busy is skipped
 
 How long a balance takes and what it needs is known from a simulation without limit; one with the limit confirms what is
 kept.
@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
     from gpipe_bench.bench.storage.raw import RawResult
-
-_GAIN: Final = 1.08
-"""By how much another balance may be faster than the one by time; settings that are slower by more are skipped."""
 
 _SOURCES: Final = 3
 """Devices, the heaviest first, whose partitions may give layers."""
@@ -57,8 +55,10 @@ class Search:
         free = [(cell, result if result.row.status == "ok" else self._free(cell)) for cell, result in candidates]
         fits: dict[tuple[str | None, int], RawResult] = {}
         for cell, start in sorted(free, key=lambda pair: -_speed(pair[1])):
-            if _speed(start) * _GAIN <= fastest:
+            if self.effort <= 0:
                 return
+            if most_samples_per_s(start) <= fastest:
+                continue
             group = cell.schedule, cell.partitions
             # A balance that fits one number of micro-batches or mode is a start for the others.
             starts = [start, *([self._free(cell, balance_of(fits[group]))] if group in fits else [])]
@@ -138,6 +138,12 @@ def _moves(cell: SimulatedCell, result: RawResult, step: int, *, full: bool) -> 
                 other[source], other[target] = other[source] - step, other[target] + step
                 if target != source:
                     yield other
+
+
+def most_samples_per_s(result: RawResult) -> float:
+    """What no balance of the setting exceeds: its devices would do the same work, and be always busy with it."""
+    busy = [record["compute_fraction"] + record["recompute_fraction"] for record in result.devices]
+    return _speed(result) / mean(busy) if any(busy) else _speed(result)
 
 
 def balance_of(result: RawResult) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from gpipe_bench.bench.published.simulations import simulate_published
 from gpipe_bench.bench.running.simulated import simulation_facts
+from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, configuration_records
@@ -80,47 +81,56 @@ class Prediction:
         }
 
 
-def _model_gib(setting: Setting, _: Row, cache: Path | None) -> float:
+def _model_gib(setting: Setting, _: RawResult, cache: Path | None) -> float:
     facts = model_of_suite(setting.model, parse_arguments(setting.model, setting.model_args), cache).facts
     return _PER_PARAMETER * sum(parameter.bytes for layer in facts for parameter in layer.parameters) / _GIB
 
 
-def _activations_gib(setting: Setting, row: Row, cache: Path | None) -> float | None:
-    return None if row.peak_reserved_gib is None else row.peak_reserved_gib - _model_gib(setting, row, cache)
+def _activations_gib(setting: Setting, result: RawResult, cache: Path | None) -> float | None:
+    reserved = result.row.peak_reserved_gib
+    return None if reserved is None else reserved - _model_gib(setting, result, cache)
 
 
-def _model_flops(setting: Setting, row: Row, _: Path | None) -> float | None:
-    if row.throughput_samples_per_s is None or setting.tflop_per_sample is None:
+def _fullest_gib(_: Setting, result: RawResult, __: Path | None) -> float | None:
+    peaks = [device["peak_allocated_gib"] for device in result.devices]
+    return None if None in peaks else max(peaks, default=None)
+
+
+def _model_flops(setting: Setting, result: RawResult, _: Path | None) -> float | None:
+    if result.row.throughput_samples_per_s is None or setting.tflop_per_sample is None:
         return None
     peak = load_profile(setting.profile).matrix_tflops[setting.precision]
-    return row.throughput_samples_per_s * setting.tflop_per_sample / (setting.partitions * peak)
+    return result.row.throughput_samples_per_s * setting.tflop_per_sample / (setting.partitions * peak)
 
 
-def _per_device(_: Setting, row: Row, __: Path | None) -> float | None:
-    return row.throughput_samples_per_s and row.throughput_samples_per_s / (row.device_count or 1)
+def _per_device(_: Setting, result: RawResult, __: Path | None) -> float | None:
+    speed = result.row.throughput_samples_per_s
+    return speed and speed / (result.row.device_count or 1)
 
 
-METRICS: Final[Mapping[str, Callable[[Setting, Row, Path | None], float | None]]] = {
-    "throughput_samples_per_s": lambda _, row, __: row.throughput_samples_per_s,
+METRICS: Final[Mapping[str, Callable[[Setting, RawResult, Path | None], float | None]]] = {
+    "throughput_samples_per_s": lambda _, result, __: result.row.throughput_samples_per_s,
     "throughput_samples_per_s_per_device": _per_device,
-    "utilization_fraction": lambda _, row, __: row.utilization_fraction,
-    "peak_reserved_gib": lambda _, row, __: row.peak_reserved_gib,
+    "utilization_fraction": lambda _, result, __: result.row.utilization_fraction,
+    "peak_reserved_gib": lambda _, result, __: result.row.peak_reserved_gib,
+    "fullest_peak_allocated_gib": _fullest_gib,
     _COUNTED: _model_gib,
     "activation_memory_gib": _activations_gib,
     "model_flops_utilization_fraction": _model_flops,
 }
 """What is predicted: throughput, utilisation and memory; not what follows from them, as speed-ups do. Activations are
-reserved memory without 12 bytes for each parameter; the utilisation of FLOPs is the share of the devices' peak."""
+reserved memory without 12 bytes for each parameter; the fullest device is the one with the most allocated memory; the
+utilisation of FLOPs is the share of the devices' peak."""
 
 
 def predictions(tables: Sequence[str], cache: Path | None = None) -> Iterator[Prediction]:
     """Simulate the published cells of some tables, one after the other; ``cache``: folder of stored traces."""
     facts = simulation_facts()
     for setting in (setting for table in tables for setting in settings_of(table)):
-        row = simulate_published(setting, facts, cache).row
+        result = simulate_published(setting, facts, cache)
         for metric, published in published_cells(setting).items():
             if metric in METRICS:
-                yield Prediction(setting, metric, published, METRICS[metric](setting, row, cache), row)
+                yield Prediction(setting, metric, published, METRICS[metric](setting, result, cache), result.row)
 
 
 def write(found: Sequence[Prediction], path: Path) -> None:
