@@ -28,7 +28,7 @@ from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.accelerator import register_fused
 from gpipe_bench.simulator.tracing.meta_results import evaluate
 from gpipe_bench.simulator.tracing.operations import kernels_of
-from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes
+from gpipe_bench.simulator.workloads.cost import duration_ns, scratch_bytes, workspace_bytes
 
 _profiles: Final[list[Profile]] = []
 # Kernels stay registered as long as their library lives.
@@ -109,9 +109,8 @@ def _asked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     result = evaluate(func, args, kwargs)
     profile = _profiles[0]
     for kernel in kernels_of(func, args, kwargs, result):
-        backend().vd_say_kernel(
-            kernel.op.encode(), duration_ns(kernel, profile), scratch_bytes(kernel, profile), kernel.launches
-        )
+        sizes = scratch_bytes(kernel, profile), workspace_bytes(kernel, profile)
+        backend().vd_say_kernel(kernel.op.encode(), duration_ns(kernel, profile), *sizes, kernel.launches)
     return result
 
 

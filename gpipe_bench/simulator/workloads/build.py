@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers, is_layers_file, read_layers
@@ -15,7 +15,7 @@ from gpipe_bench.simulator.hardware.profile import Profile
 from gpipe_bench.simulator.tracing.steps import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.simulator.workloads.blocks import Costs
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
-from gpipe_bench.simulator.workloads.cost import total
+from gpipe_bench.simulator.workloads.cost import total, workspace_bytes
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
 from gpipe_bench.simulator.workloads.measured import MeasuredSource
 from gpipe_bench.simulator.workloads.optimizers import (
@@ -39,9 +39,6 @@ from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-_HANDLES: Final = 2
-"""Of cuBLAS, on each device."""
 
 _Update = Mapping[str, OptimizerTrace]
 """Type of parameters -> the optimizer's step for one of them."""
@@ -293,10 +290,9 @@ def _update(traces: _Update, facts: Sequence[LayerFacts], profile: Profile) -> K
 
 def _workspaces(layers: Sequence[LayerTrace], profile: Profile) -> tuple[int, ...]:
     """Those of cuBLAS: each thread has a handle, one thread runs forward passes, and autograd's backward passes."""
-    passes = (layer.kernels(direction) for layer in layers for direction in ("forward", "backward"))
-    multiplies = any(kernel.arithmetic == "matmul" for kernels in passes for kernel in kernels)
-    nbytes = round(profile.cublas_workspace_mib * 2**20)
-    return (nbytes,) * _HANDLES if multiplies and nbytes else ()
+    passes = ([kernel for layer in layers for kernel in layer.kernels(way)] for way in ("forward", "backward"))
+    sizes = (max((workspace_bytes(kernel, profile) for kernel in kernels), default=0) for kernels in passes)
+    return tuple(nbytes for nbytes in sizes if nbytes)
 
 
 def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:

@@ -44,6 +44,11 @@ def scratch_bytes(kernel: Kernel, profile: Profile) -> int:
     return kernel.workspace if kernel.workspace and profile.uses_winograd(kernel.dtype) else 0
 
 
+def workspace_bytes(kernel: Kernel, profile: Profile) -> int:
+    """What PyTorch allocates for the handle of cuBLAS that runs a kernel, once; 0 for kernels of others."""
+    return round(profile.cublas_workspace_mib * 2**20) if kernel.arithmetic == "matmul" else 0
+
+
 def total(kernels: Iterable[Kernel], profile: Profile) -> Kernels:
     """Kernels that run one after the other; see :func:`duration_ns`."""
     duration = launches = adding_ns = adding_launches = 0
