@@ -143,7 +143,7 @@ def workload_of(
         split: whether backward passes are split into I and W; both are traced anew in each process.
         scheduled: whether a schedule runs it: then inputs of a checkpoint are no leaves of autograd, and each
             micro-batch has a loss.
-        published: whether the optimizer is that of the published runs.
+        published: whether autograd and the optimizer are those of the published runs.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
@@ -153,7 +153,7 @@ def workload_of(
     _check_balance(balance, len(facts))
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
     routes = _routes(facts, spans)
-    costs = Costs(profile)
+    costs = Costs(profile, sums_in_place=not published)
     works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=not scheduled)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
