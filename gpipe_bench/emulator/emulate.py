@@ -136,7 +136,7 @@ def _emulated(request: EmulationRequest) -> Step:
     issued = issued_rows(replayed)
     name_tasks(spans, replayed, issued)
     used = tuple(numbers[home] for home in request.homes)
-    each = tuple(_steps(base, replayed, issued, spans, used, launching))
+    each = tuple(_steps(base, replayed, spans, issued=issued, used=used, host=launching))
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
     return replace(typical, each=each, replay=run)
@@ -219,8 +219,9 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
 def _steps(
     base: Step,
     replayed: Replayed,
-    issued: Mapping[int, ThreadRows],
     spans: Sequence[Span],
+    *,
+    issued: Mapping[int, ThreadRows],
     used: Sequence[int],
     host: HardwareMachine | None,
 ) -> list[Step]:

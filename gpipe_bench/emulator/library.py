@@ -24,7 +24,7 @@ COUNT = ctypes.POINTER(ctypes.c_int64)
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_load": (None, [ctypes.c_int, ctypes.c_int, WATCH]),
-    "vd_say_kernel": (None, [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]),
+    "vd_say_kernel": (None, [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]),
     "vd_refuse": (None, [ctypes.c_char_p, ctypes.c_int]),
     "vd_forget": (None, []),
     "vd_device_count": (ctypes.c_int, []),

@@ -25,7 +25,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from gpipe_bench.autograd.dispatch_mode import DispatchMode
 from gpipe_bench.emulator.library import MOST, NAME, backend, load
 from gpipe_bench.kernels.accelerator import register_fused
-from gpipe_bench.kernels.cost import duration_ns, scratch_bytes
+from gpipe_bench.kernels.cost import duration_ns, scratch_bytes, workspace_bytes
 from gpipe_bench.kernels.meta_results import evaluate
 from gpipe_bench.kernels.operations import kernels_of
 from gpipe_bench.machine.profile import Profile
@@ -109,9 +109,8 @@ def _asked(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     result = evaluate(func, args, kwargs)
     profile = _profiles[0]
     for kernel in kernels_of(func, args, kwargs, result):
-        backend().vd_say_kernel(
-            kernel.op.encode(), duration_ns(kernel, profile), scratch_bytes(kernel, profile), kernel.launches
-        )
+        sizes = scratch_bytes(kernel, profile), workspace_bytes(kernel, profile)
+        backend().vd_say_kernel(kernel.op.encode(), duration_ns(kernel, profile), *sizes, kernel.launches)
     return result
 
 

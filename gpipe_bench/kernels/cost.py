@@ -39,3 +39,8 @@ def duration_ns(kernel: Kernel, profile: Profile) -> int:
 def scratch_bytes(kernel: Kernel, profile: Profile) -> int:
     """Scratch memory that a kernel asks for."""
     return kernel.workspace if kernel.workspace and profile.uses_winograd(kernel.dtype) else 0
+
+
+def workspace_bytes(kernel: Kernel, profile: Profile) -> int:
+    """What PyTorch allocates for the handle of cuBLAS that runs a kernel, once; 0 for kernels of others."""
+    return round(profile.cublas_workspace_mib * 2**20) if kernel.arithmetic == "matmul" else 0

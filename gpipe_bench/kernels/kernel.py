@@ -88,10 +88,18 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """A storage comes into being."""
+    """A storage comes into being.
+
+    Attributes:
+        block: the storage.
+        bytes: its size.
+        onto: of a sum that autograd makes of gradients, the first one, if nobody needs that any more: then autograd
+            writes the sum there, unless somebody watches. That of the published runs did not.
+    """
 
     block: int
     bytes: int
+    onto: int = NO_BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,6 +248,8 @@ def replayed_points(
         sample=x,
         optimizer=None,
         split=True,
+        # The mode that watches the engine keeps autograd from adding up in place.
+        published=True,
     )
     m, n = work.m, work.n
     checkpointed = checkpoint_stop(checkpoint, m)

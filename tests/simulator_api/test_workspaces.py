@@ -24,6 +24,10 @@ def product():
     return nn.Linear(16, 16)
 
 
+def frozen():
+    return product().requires_grad_(False)
+
+
 def convolution():
     return nn.Conv2d(8, 8, 3, padding=1)
 
@@ -34,12 +38,14 @@ def convolution():
         ([product, product], {"balance": [1, 1]}, [2, 2]),
         ([product, convolution], {"balance": [1, 1]}, [2, 0]),
         ([convolution, convolution], {"balance": [1, 1]}, [0, 0]),
+        ([frozen, convolution], {"balance": [1, 1]}, [1, 0]),
+        ([frozen, product], {"balance": [1, 1], "devices": [0, 0]}, [2]),
         ([product, product], {"balance": [1, 1], "devices": [0, 0]}, [2]),
         ([convolution, product], {"balance": [1, 1], "devices": [0, 0]}, [2]),
         ([product] * 4, {"balance": [1] * 4, "schedule": "interleaved"}, [2, 2]),
     ],
 )
-def test_a_device_that_multiplies_matrices_holds_two(layers, options, counts):
+def test_a_device_holds_one_for_each_direction_that_multiplies_matrices(layers, options, counts):
     without, some = (allocated(layers, mib, **options) for mib in (0, 8.125))
     assert [more - less for more, less in zip(some, without, strict=True)] == [8_519_680 * count for count in counts]
 

@@ -80,8 +80,10 @@ void vd_load(int count, int shapes_only, virtual_devices::Watch watch) {
 }
 
 // Of the operator that Python sees: a kernel that it launches.
-void vd_say_kernel(const char* name, int64_t duration_ns, int64_t scratch_bytes, int launches) {
-  virtual_devices::t_said.prices.push_back({virtual_devices::trace().name(name), duration_ns, scratch_bytes, launches});
+void vd_say_kernel(
+    const char* name, int64_t duration_ns, int64_t scratch_bytes, int64_t workspace_bytes, int launches) {
+  virtual_devices::t_said.prices.push_back(
+      {virtual_devices::trace().name(name), duration_ns, scratch_bytes, workspace_bytes, launches});
 }
 
 // Of the operator that Python sees: why it cannot run.
@@ -101,6 +103,7 @@ int vd_device_count() {
 
 void vd_trace_start() {
   virtual_devices::parameters().clear();
+  virtual_devices::workspaces().clear();
   virtual_devices::trace().start();
 }
 

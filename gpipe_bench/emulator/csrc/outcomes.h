@@ -12,6 +12,7 @@ struct Price {
   int name;
   int64_t duration_ns;
   int64_t scratch_bytes;
+  int64_t workspace_bytes; // of cuBLAS, if that runs it
   int launches;
 };
 

@@ -192,11 +192,40 @@ inline at::Tensor made(const Shape& shape, int device, const Arguments& argument
   }
 }
 
+// What cuBLAS's handles hold from their first product of a recording on. A device has two: one thread runs forward passes,
+// and autograd's runs backward passes.
+class Workspaces {
+ public:
+  void need(int device, int64_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    c10::DataPtr& held = held_[device][current_pass() != 0];
+    if (bytes > 0 && held.get() == nullptr) {
+      held = memory().make(device, bytes);
+    }
+  }
+
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    held_ = {};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::array<std::array<c10::DataPtr, 2>, kMaxDevices> held_;
+};
+
+// Leaked, as devices may be used while the process ends.
+inline Workspaces& workspaces() {
+  static Workspaces* instance = new Workspaces;
+  return *instance;
+}
+
 // A row per kernel; scratch memory lives as long as its kernel.
 inline void launch(Record row, const std::vector<Price>& prices) {
   const int64_t given = row.duration_ns;
   const size_t written = row.writes.size();
   for (const Price& price : prices) {
+    workspaces().need(row.device, price.workspace_bytes);
     const c10::DataPtr scratch = memory().make(row.device, price.scratch_bytes, {}, true);
     row.name = price.name;
     row.duration_ns = given < 0 ? price.duration_ns : given;

@@ -138,7 +138,7 @@ def _partition(workload: Workload, places: Streams, j: int, *, riding: bool) -> 
     elif workload.static_bytes and workload.static_bytes[j]:
         static = StaticMemory(resident=(workload.static_bytes[j],))
     neighbours = zip(places.devices[:j], workload.static, strict=False)
-    shared = any(one.workspaces for device, one in neighbours if device == places.devices[j])
+    shared = max((len(one.workspaces) for device, one in neighbours if device == places.devices[j]), default=0)
     crossing = {number: skip for number, skip in enumerate(workload.skips) if skip.source != skip.target}
     ending = [number for number, skip in crossing.items() if skip.target == j]
     through = [number for number, skip in crossing.items() if riding and skip.source < j < skip.target]
@@ -147,7 +147,7 @@ def _partition(workload: Workload, places: Streams, j: int, *, riding: bool) -> 
         (places.devices[j], places.computing[j], static.gradients, len(ending)),
         ending + through,
         departing,
-        static.resident + (() if shared else static.workspaces),
+        static.resident + static.workspaces[shared:],
         static.state,
         static.temporary,
     )

@@ -6,7 +6,8 @@ It holds no tensor that it sees, so storages die exactly when the layer and its 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,10 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
         # Gradients of parameters, and blocks that were added to them: whether as a view.
         self._sums: set[int] = set()
         self._added: dict[int, bool] = {}
+        # By block: the node of autograd that made it.
+        self._makers: dict[int, int | None] = {}
+        # Of a sum that autograd has just made: its step, and the block of its first operand.
+        self._sum: tuple[int, int] | None = None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func`` on shapes, and note its memory and its kernels."""
@@ -52,6 +57,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
 
     def _account(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         keys = set(map(storage_key, tensors_of([*args, *kwargs.values()])))
+        first = self._addend(func, args)
+        self._sum = None if first == NO_BLOCK else (len(self.steps), first)
         for tensor in tensors_of(result):
             key = storage_key(tensor)
             if key not in keys and key not in self._blocks:
@@ -64,6 +71,13 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
             if args[1].is_contiguous():
                 self._added[self.block(args[1])] = args[1]._is_view()  # noqa: SLF001 - autograd's own word
         self.steps += kernels
+
+    def _addend(self, func: Any, args: Sequence[Any]) -> int:
+        """The block of a gradient that autograd, not one of its nodes, adds another to; a node adds what it made."""
+        if func is not torch.ops.aten.add.Tensor or not isinstance(args[1], Tensor) or args[0]._is_view():  # noqa: SLF001 - its word
+            return NO_BLOCK
+        block = self.block(args[0])
+        return NO_BLOCK if self._makers.get(block) in (None, _node()) else block
 
     def _kernels(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[Kernel]:
         """The kernels of an operation, for which gradients are dense that are traced in the layout of an output."""
@@ -105,6 +119,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
         key = storage_key(tensor)
         if key not in self._blocks:
             self._blocks[key] = self._next
+            self._makers[self._next] = _node()
             self._watches[key] = weakref.ref(storage, partial(self._died, key))
             self._next += 1
         return self._blocks[key]
@@ -121,9 +136,18 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves
         del self._watches[key]
         block = self._blocks.pop(key)
         self._strewn.pop(key, None)
+        if self._sum is not None and self._sum[1] == block and isinstance(made := self.steps[self._sum[0]], Alloc):
+            self.steps[self._sum[0]] = replace(made, onto=block)
+        self._sum = None
         self.steps.append(Free(block, block in self._added, self._added.get(block, False)))
 
     def take(self) -> tuple[Step, ...]:
         """The steps since the last call."""
-        steps, self.steps = tuple(self.steps), []
+        steps, self.steps, self._sum = tuple(self.steps), [], None
         return steps
+
+
+def _node() -> int | None:
+    """The number of the node of autograd that runs, by which its nodes differ; None in a forward pass."""
+    node: Any = torch._C._current_autograd_node()  # noqa: SLF001 - it has no public name
+    return None if node is None else int(node._sequence_nr())  # noqa: SLF001 - autograd's own count

@@ -68,7 +68,7 @@ def _mapped(trace: LayerTrace, change: Callable[[int], int]) -> LayerTrace:
             parts = old.parts and tuple(Part(part.kind, *map(change, part[1:])) for part in old.parts)
             flop, read, written, workspace = map(change, old[5:9])
             return Kernel(*old[:5], flop, read, written, workspace, parts)
-        return Alloc(old.block, change(old.bytes)) if isinstance(old, Alloc) else old
+        return replace(old, bytes=change(old.bytes)) if isinstance(old, Alloc) else old
 
     return replace(
         trace,

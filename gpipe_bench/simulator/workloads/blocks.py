@@ -56,7 +56,11 @@ class Blocks:
         """The steps of a layer, whose blocks are called ``names`` in the partition."""
         for step in steps:
             if isinstance(step, Alloc):
-                names[step.block] = self.alloc(step.bytes)
+                first = names.get(step.onto, NO_BLOCK)
+                if first > NO_BLOCK and self.holders[first] == 1 and self.costs.sums_in_place:
+                    names[step.block] = names.pop(step.onto)
+                else:
+                    names[step.block] = self.alloc(step.bytes)
             elif isinstance(step, Free):
                 if step.block in names:
                     kind: Literal["gradient", "view"] = "view" if step.view else "gradient"
@@ -73,10 +77,15 @@ class Blocks:
 
 
 class Costs:
-    """Durations of layers on one device, by its profile; layers of one kind share theirs."""
+    """What layers cost on one device, by its profile; layers of one kind share their durations.
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
+    Args:
+        profile: the device.
+        sums_in_place: whether autograd adds gradients up in place where it may, as today's does.
+    """
+
+    def __init__(self, profile: Profile, *, sums_in_place: bool = True) -> None:
+        self.profile, self.sums_in_place = profile, sums_in_place
         # The layers are kept: an id may only be used again when its object is gone.
         self._known: dict[tuple[int, str], tuple[Kernels, LayerTrace | SplitTrace]] = {}
         # Kernels with scratch memory, numbered.

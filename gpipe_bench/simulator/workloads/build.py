@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.kernels.cost import workspace_bytes
 from gpipe_bench.kernels.kernel import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.machine.profile import Profile
 from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers, is_layers_file, read_layers
@@ -40,9 +41,6 @@ from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_HANDLES: Final = 2
-"""Of cuBLAS, on each device."""
 
 _Update = Mapping[str, OptimizerTrace]
 """Type of parameters -> the optimizer's step for one of them."""
@@ -130,7 +128,7 @@ def workload_of(
         split: whether backward passes are split into I and W; both are traced anew in each process.
         scheduled: whether a schedule runs it: then inputs of a checkpoint are no leaves of autograd, and each
             micro-batch has a loss.
-        published: whether the optimizer is that of the published runs.
+        published: whether autograd and the optimizer are those of the published runs.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
@@ -140,7 +138,7 @@ def workload_of(
     _check_balance(balance, len(facts))
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
     routes = _routes(facts, spans)
-    costs = Costs(profile)
+    costs = Costs(profile, sums_in_place=not published)
     works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=not scheduled)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
@@ -263,10 +261,9 @@ def _update(traces: _Update, facts: Sequence[LayerFacts], profile: Profile) -> K
 
 def _workspaces(layers: Sequence[LayerTrace], profile: Profile) -> tuple[int, ...]:
     """Those of cuBLAS: each thread has a handle, one thread runs forward passes, and autograd's backward passes."""
-    passes = (layer.kernels(direction) for layer in layers for direction in ("forward", "backward"))
-    multiplies = any(kernel.arithmetic == "matmul" for kernels in passes for kernel in kernels)
-    nbytes = round(profile.cublas_workspace_mib * 2**20)
-    return (nbytes,) * _HANDLES if multiplies and nbytes else ()
+    passes = ([kernel for layer in layers for kernel in layer.kernels(way)] for way in ("forward", "backward"))
+    sizes = (max((workspace_bytes(kernel, profile) for kernel in kernels), default=0) for kernels in passes)
+    return tuple(nbytes for nbytes in sizes if nbytes)
 
 
 def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:

@@ -13,7 +13,7 @@ from torch import nn
 from gpipe_bench.components import Components
 from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.emulator.shapes import price_by
-from gpipe_bench.machine.profile import load_profile
+from gpipe_bench.machine.profile import Profile, load_profile
 from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
@@ -45,6 +45,15 @@ def test_times_and_memory_of_the_published_pipelines(experiment):
     assert emulated.peak_reserved_gib == pytest.approx(simulated.peak_reserved_gib, rel=0.03)
     for one, other in zip(emulated.devices, simulated.devices, strict=True):
         assert one.peak_reserved_gib == pytest.approx(other.peak_reserved_gib, rel=0.1)
+
+
+def test_memory_of_cells_in_which_gradients_are_summed_up():
+    """Each cell of AmoebaNet-D has dozens of sums, which autograd makes in place."""
+    model = Model("amoebanet-d", {"L": 18, "D": 256})
+    options = {"balance": [3, 4, 5, 12], "batch_size": 160, "checkpoint": "always", "profile": "p40"}
+    emulated, simulated = emulate(model, **options), simulate(model, **options)
+    assert emulated.peak_allocated_gib == pytest.approx(simulated.peak_allocated_gib, rel=0.001)
+    assert emulated.peak_reserved_gib == pytest.approx(simulated.peak_reserved_gib, rel=0.03)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -129,3 +138,43 @@ def test_steps_that_overlap_and_steps_that_end_on_all_devices(name):
         assert emulated.row().steps_overlap is simulated.row().steps_overlap is overlap
     if name == "zb_h2":
         assert max(times_ms[:2]) < 0.95 * min(times_ms[2:])
+
+
+def linear(*, trained=True):
+    return nn.Linear(16, 16).requires_grad_(trained)
+
+
+def convolution(*, trained=True):
+    return nn.Conv2d(8, 8, 3, padding=1).requires_grad_(trained)
+
+
+def frozen():
+    return linear(trained=False)
+
+
+WORKSPACES = [
+    ([linear, linear], {}, [2, 2]),
+    ([convolution, convolution], {}, [0, 0]),
+    ([convolution, linear, convolution, convolution], {"balance": [2, 2]}, [2, 0]),
+    ([frozen, convolution], {}, [1, 0]),
+    ([frozen, linear], {"devices": [3, 3]}, [2]),
+    ([linear] * 4, {"balance": [1] * 4, "schedule": "interleaved"}, [2, 2]),
+    ([convolution, linear], {"schedule": "1f1b", "checkpoint": "always"}, [0, 2]),
+]
+
+
+@pytest.mark.usefixtures("p40_again")
+@pytest.mark.parametrize("mib", [0, 8.125, 32])
+@pytest.mark.parametrize(("layers", "options", "counts"), WORKSPACES)
+def test_a_device_holds_a_workspace_for_each_direction_that_multiplies_matrices(layers, options, counts, mib):
+    with torch.device("meta"):
+        made, sample = nn.Sequential(*(layer() for layer in layers)), torch.empty(1, 8, 16, 16)
+    given = {"balance": [1, 1], "batch_size": 4, "chunks": 2, "checkpoint": "never", "sample": sample, **options}
+    none, some = (Profile(**{**load_profile("h100").settings, "cublas_workspace_mib": size}) for size in (0, mib))
+    reserved = []
+    for run in (emulate, simulate):
+        less, more = (run(made, **given, profile=one).devices for one in (none, some))
+        held_mib = [1024 * (b.peak_allocated_gib - a.peak_allocated_gib) for a, b in zip(less, more, strict=True)]
+        assert held_mib == pytest.approx([mib * count for count in counts], abs=0.02)
+        reserved.append([use.peak_reserved_gib for use in more])
+    assert reserved[0] == reserved[1]

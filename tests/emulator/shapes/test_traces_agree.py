@@ -1,4 +1,4 @@
-"""A simulated and an emulated trace of one pipeline differ in durations alone: the same tasks, ordered by the same waits.
+"""A simulated and an emulated trace of one pipeline differ in durations alone: the same tasks, ordered alike.
 
 The emulated trace is recorded from the real engine, kernel by kernel; the simulated one is written by the paper's
 program, or a schedule, task by task. So what is compared is what both say of tasks: which others must have ended, by
