@@ -12,7 +12,7 @@ from gpipe_bench.measure.live_bytes import LiveBytes
 from gpipe_bench.schedules import named_schedule
 from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.build import build_workload
-from scripts.effects import scratch
+from studies.simulator.effects import scratch
 from tests.simulator.support import Plain
 from tests.simulator.test_live_bytes import Loss
 

@@ -17,7 +17,7 @@ from gpipe_bench.schedules import Action, check, named_schedule, with_recomputat
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload, gradient_name, input_name
-from scripts.effects import scratch
+from studies.simulator.effects import scratch
 from tests.engine.steps import DOUBLE
 from tests.simulator.test_live_bytes import Loss
 

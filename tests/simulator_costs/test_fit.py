@@ -9,9 +9,9 @@ import pytest
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.kernels.kernel import Kernel
 from gpipe_bench.machine.profile import load_profile, parse_profile
-from gpipe_bench.simulator import fit
-from gpipe_bench.simulator.fit import FITTED, Observation, calibrate, fit_rows, fitted_profile
 from gpipe_bench.simulator.published.settings import published_settings, published_value
+from studies.simulator import fit
+from studies.simulator.fit import FITTED, Observation, calibrate, fit_rows, fitted_profile
 
 P40 = load_profile("p40")
 

@@ -1,4 +1,4 @@
-"""How long simulations take: ``python -m scripts.simulator_speed [--out FILE.md]``.
+"""How long simulations take: ``python -m studies.simulator.speed [--out FILE.md]``.
 
 CPU seconds of one core, the least of some runs: the predictions of all published tables,
 each time in a process of its own, and :func:`gpipe_bench.simulator.simulate` at its defaults, memory and two steps
@@ -42,7 +42,7 @@ _MODELS: Final = (Model("amoebanet-d", {"L": 60, "D": 256}), Model("unet", {"B":
 
 _HEAD: Final = """# How long the simulator takes
 
-Written by `python -m scripts.simulator_speed`. CPU seconds of one core, the least
+Written by `python -m studies.simulator.speed`. CPU seconds of one core, the least
 of some runs; {machine}.
 
 | what | s |
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: of the command line; those of the process by default.
     """
-    parser = argparse.ArgumentParser(prog="python -m scripts.simulator_speed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.simulator.speed", description=__doc__)
     parser.add_argument("--out", type=Path, help="write the page here")
     parser.add_argument("--machine", default=platform.machine(), help="what the page calls this machine")
     chosen = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """What each mechanism of the simulator is worth: the published cells again, with one mechanism at a time left out.
 
-python -m scripts.effects              prints the table
-python -m scripts.effects --write      puts it into docs/simulator_parts.md, between its markers
+python -m studies.simulator.effects              prints the table
+python -m studies.simulator.effects --write      puts it into docs/simulator_parts.md, between its markers
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from gpipe_bench.bench.published.simulations import published_cell
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.models.table import parse_arguments
-from gpipe_bench.simulator.fit import FITTED, with_shares
 from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
 from gpipe_bench.simulator.steps.run import Run, Settings, run
 from gpipe_bench.simulator.steps.settings import enough_steps
@@ -25,11 +24,12 @@ from gpipe_bench.simulator.workloads.build import workload_of
 from gpipe_bench.simulator.workloads.sources import model_of_suite
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload
 from gpipe_bench.util.files import write_files
+from studies.simulator.fit import FITTED, with_shares
 
 T = TypeVar("T")
 Values = dict[str, float | None]
 
-DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "simulator_parts.md"
+DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator_parts.md"
 MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
 
 _THROUGHPUT: Final = "throughput_samples_per_s"
@@ -235,7 +235,9 @@ def _percent(share: float | None, *, always: bool) -> str:
 
 def main() -> None:
     """Make the table."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.effects", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m studies.simulator.effects", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--write", action="store_true", help=f"put it into {DOCUMENT.name}")
     options = parser.parse_args()
     made = table(effects(MECHANISMS, load_profile("p40")))

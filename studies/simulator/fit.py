@@ -1,6 +1,6 @@
 """Fits the efficiencies of a device to published throughputs that no pipeline takes part in.
 
-    python -m gpipe_bench.simulator.fit          prints the constants of profiles/p40.yaml, and every row's error
+    python -m studies.simulator.fit          prints the constants of profiles/p40.yaml, and every row's error
 
 The rows are those of one device, and AmoebaNet-D n2m1: one micro-batch on two devices, one after the other. Fitted are
 the shares of the peak of the three classes of computing kernels. These rows hardly tell the share of the bandwidth.
