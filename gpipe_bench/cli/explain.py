@@ -20,7 +20,8 @@ def explain(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            help="A timeline of ours, or the PyTorch profiler's traces of all ranks, with ranges as PP:0F3."
+            help="A timeline of ours, a trace row by row (.jsonl), or the PyTorch profiler's traces of all ranks, with "
+            "ranges as PP:0F3."
         ),
     ],
 ) -> None:

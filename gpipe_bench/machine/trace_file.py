@@ -105,10 +105,9 @@ def _lines(trace: Trace) -> Iterator[dict[str, Any]]:
         ):
             own = trace.accesses[3 * first : 3 * end]
             line[name] = [list(own[place : place + 3]) for place in range(0, len(own), 3)]
+        task = dict(zip(_TASK, trace.tasks[row.task - 1], strict=False)) if row.task and trace.tasks else {}
         told = {name: value for name, value in line.items() if value != _DEFAULTS[name]}
-        if row.task and trace.tasks:
-            told |= zip(_TASK, trace.tasks[row.task - 1], strict=False)
-        yield {"row": number, "kind": KINDS[row.kind], **told}
+        yield {"row": number, "kind": KINDS[row.kind], **task, **told}
 
 
 def _row(line: dict[str, Any], names: dict[str, int], trace: Trace) -> Row:

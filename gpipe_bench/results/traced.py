@@ -1,4 +1,4 @@
-"""A traced step, read from one of our timelines, or from what the PyTorch profiler wrote on the ranks of a pipeline.
+"""A traced step: one of our timelines or traces, or what the PyTorch profiler wrote on the ranks of a pipeline.
 
 ``torch.distributed.pipelining`` marks each action with a range such as ``PP:0F3``, or ``Forward 3`` where a rank has
 one stage; there is a file for each rank. A range of the host also holds the time that its action waits for a message:
@@ -177,7 +177,8 @@ class _Trace:
 def _load(path: Path, position: int) -> _Trace:
     try:
         data = path.read_bytes()
-        trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        text = gzip.decompress(data) if path.suffix == ".gz" else data
+        trace = _tasks_of_rows(text) if path.name.endswith((".jsonl", ".jsonl.gz")) else json.loads(text)
         rows = [row for row in trace["traceEvents"] if row.get("ph") in ("X", "B")]
         ours = [_event_of_ours(row) for row in rows if row.get("cat") in KINDS and "partition" in row.get("args", {})]
         placement = [int(device) for device in trace.get("otherData", {}).get("placement", "").split("-") if device]
@@ -207,6 +208,25 @@ def _load(path: Path, position: int) -> _Trace:
         change = "trace again, and end the profiler after the step, or give each event a dur"
         raise ConfigError([f"ranges of a step must have a duration, got {got}; {change}"])
     return read
+
+
+def _tasks_of_rows(text: bytes) -> dict[str, Any]:
+    """The tasks of the last step of a trace row by row, as a timeline of ours: see ``machine/trace_file.py``."""
+    lines = [json.loads(line) for line in text.splitlines()[1:]]
+    marks = [place for place, line in enumerate(lines) if line["kind"] == "mark"]
+    tasks: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines[slice(*marks[-2:]) if len(marks) > 1 else slice(None)]:
+        if line.get("of") in KINDS and "begin_ns" in line:
+            tasks[line["task"]].append(line)
+    events = []
+    for rows in tasks.values():
+        first, begin = rows[0], min(row["begin_ns"] for row in rows)
+        device = f"cuda:{first['device']}"
+        facts = {name: first[name] for name in ("microbatch", "partition")}
+        facts |= {"device": device, "issue_us": min(row["host_ns"] for row in rows) / 1e3, "bytes": 0}
+        length = max(row["end_ns"] for row in rows) - begin
+        events.append({"ph": "X", "cat": first["of"], "ts": begin / 1e3, "dur": length / 1e3, "args": facts})
+    return {"traceEvents": events}
 
 
 def _is_range(name: str) -> bool:
