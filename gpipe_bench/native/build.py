@@ -36,18 +36,15 @@ _PACKAGE: Final = Path(__file__).resolve().parents[1]
 @cache
 def packaged(name: str) -> ctypes.CDLL:
     """A library of :data:`LIBRARIES`, once per process; raises what :func:`library` raises."""
-    parts = [_PACKAGE / part for part in LIBRARIES[name]]
-    sources = [path for part in parts if not part.suffix for path in sorted(part.glob("*.c"))]
-    return library(name, sources, [part for part in parts if part.suffix])
+    return library(name, [path for part in LIBRARIES[name] for path in sorted((_PACKAGE / part).glob("*.c"))])
 
 
-def library(name: str, sources: Sequence[Path], headers: Sequence[Path] = ()) -> ctypes.CDLL:
+def library(name: str, sources: Sequence[Path]) -> ctypes.CDLL:
     """The library of C files, compiled now unless it is in the user's cache.
 
     Args:
         name: begins the name of the library's file.
-        sources: the C files. What they include stands in their folders: any file there but those of Python counts.
-        headers: what they include from elsewhere.
+        sources: the C files. What they include stands in their folders: any file there but Python's and YAML's counts.
 
     Raises:
         CompilerError: there is no compiler, or it failed, or the library does not load.
@@ -55,7 +52,7 @@ def library(name: str, sources: Sequence[Path], headers: Sequence[Path] = ()) ->
     """
     # A file in the cache may be damaged: then it is compiled once more.
     for again in (False, True):
-        path = _compiled(name, sources, headers, again=again)
+        path = _compiled(name, sources, again=again)
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
@@ -64,9 +61,9 @@ def library(name: str, sources: Sequence[Path], headers: Sequence[Path] = ()) ->
     raise CompilerError(rule) from problem
 
 
-def _compiled(name: str, sources: Sequence[Path], headers: Sequence[Path], *, again: bool) -> Path:
+def _compiled(name: str, sources: Sequence[Path], *, again: bool) -> Path:
     folder, flags = cache_folder("native"), [*_FLAGS, *words(EXTRA_FLAGS)]
-    start = f"{name}-{digest(_contents(sources, headers, [*flags, _WHOLE]))}"
+    start = f"{name}-{digest(_contents(sources, [*flags, _WHOLE]))}"
     compiler = find_compiler()
     if compiler is not None:
         path = folder / f"{start}-{digest([identity(compiler).encode()])}.so"
@@ -84,14 +81,14 @@ def _compiled(name: str, sources: Sequence[Path], headers: Sequence[Path], *, ag
     )
 
 
-def _contents(sources: Sequence[Path], headers: Sequence[Path], flags: Sequence[str]) -> Iterator[bytes]:
+def _contents(sources: Sequence[Path], flags: Sequence[str]) -> Iterator[bytes]:
     """All that a library is made from, but the compiler."""
     # A library linked with a newer C library does not load with an older one, and machines may share a home folder.
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     yield " ".join((os.uname().sysname, os.uname().machine, libc or "", *flags)).encode()
     beside = {path for folder in {source.parent for source in sources} for path in folder.iterdir()}
-    included = sorted(path for path in beside if path.suffix not in (".c", ".py") and path.is_file())
-    for path in (*sources, *included, *headers):
+    included = sorted(path for path in beside if path.suffix not in (".c", ".py", ".yaml") and path.is_file())
+    for path in (*sources, *included):
         yield f"{path.parent.name}/{path.name}".encode()
         yield path.read_bytes()
 

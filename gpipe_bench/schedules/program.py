@@ -1,7 +1,7 @@
-"""The program of a pipeline, written once for every kind of lanes.
+"""The paper's forward program. The engine runs it on tensors; the simulator runs it to write a trace.
 
-On torch lanes a step is tensors, streams, workers and autograd functions; on recording lanes it is a node of a
-graph in virtual time. Both run this program, so a component that is switched off is off in both by the same line.
+On torch lanes a step is tensors, streams, workers and autograd functions; on the simulator's lanes it is rows of a host
+thread and a node of a graph. Both run this program, so a component that is off is off in both by the same line.
 
 One clock-cycle (torchgpipe, arXiv 2004.09910, sections 3.1-3.3), for its tasks (i, j):
 

@@ -87,14 +87,6 @@ def test_a_source_more_is_compiled(source):
     assert library("tiny", [source, second]).second() == 2
 
 
-def test_an_edit_of_a_header_elsewhere_is_compiled(source, tmp_path):
-    header = tmp_path / "elsewhere.h"
-    source.write_text('#include "../elsewhere.h"\nint number(void);\nint number(void) { return ELSEWHERE; }\n')
-    for value in (7, 8):
-        header.write_text(f"#define ELSEWHERE {value}\n")
-        assert library("tiny", [source], [header]).number() == value
-
-
 def test_other_flags_are_compiled(source, monkeypatch):
     assert number(source) == 1
     monkeypatch.setenv(build.EXTRA_FLAGS, "-DNUMBER='4 + 3'")

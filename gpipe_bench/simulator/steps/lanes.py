@@ -7,6 +7,18 @@ with the sequence number that it would have; where it makes none, neither do the
 
 The calling thread makes the nodes between tasks. If workers make those of tasks, each counts from zero, and the calling
 thread from m n, so that its nodes outrank all checkpoints. Else one thread counts them all.
+
+Which node a thread runs next the machine decides, as autograd does: the deepest first, then the highest number. Rows say
+what a node does:
+
+    current     a node is on the device of its outputs (pytorch#135633); a nested backward pass stays on its device's
+                thread and comes first, so a checkpoint runs as one piece; for every gradient the stream of the node
+                that takes it waits for the stream of the node that gave it (pytorch#151079)
+    published   PyTorch 1.3, as torchgpipe used it: the root of a nested backward pass goes to the thread of the CPU,
+                which sleeps. Until it comes back the device's thread runs whatever else is ready; if that is a
+                checkpoint, it nests again: how many do is a race. A pass nested deeper comes first, and one that is
+                not the innermost cannot return, so checkpoints end last in, first out, and their copies wait. Only
+                Wait and copies order streams. There is no Join before a Copy: the Copy itself releases the Fork
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Settings:
         checkpoint: ``always``, ``except_last`` or ``never``.
         schedule: the name of one of :mod:`gpipe_bench.schedules`, or a schedule, which then orders everything as
             ``pipe.step`` runs it, with a loss for each micro-batch; None: the forward program, and then autograd.
-        flavour: which autograd engine, see ``autograd.c``.
+        flavour: which autograd engine, see :mod:`gpipe_bench.simulator.steps.lanes`.
         transfer: ``direct`` or ``host``.
         devices: device of each partition; empty: one each.
         streams: whether devices have streams; the CPU has none.
