@@ -5,11 +5,11 @@ with the sequence number that it would have; where it makes none, neither do the
 
     x - Join - Copy - Wait - Checkpoint - Wait - Recompute - Fork - y      as in docs/engine.md, "The autograd graph"
 
-The calling thread makes the nodes between tasks. If workers make those of tasks, each counts from zero, and the calling
-thread from m n, so that its nodes outrank all checkpoints. Else one thread counts them all.
+The calling thread makes the nodes between tasks. If workers make those of tasks, each counts from zero, and the
+calling thread from m n, so that its nodes outrank all checkpoints. Else one thread counts them all.
 
-Which node a thread runs next the machine decides, as autograd does: the deepest first, then the highest number. Rows say
-what a node does:
+Which node a thread runs next the machine decides, as autograd does: the deepest first, then the highest number. Rows
+say what a node does:
 
     current     a node is on the device of its outputs (pytorch#135633); a nested backward pass stays on its device's
                 thread and comes first, so a checkpoint runs as one piece; for every gradient the stream of the node
