@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from ctypes import c_int64
 from struct import Struct
 from typing import Any, Final
@@ -132,27 +132,35 @@ class TraceWriter:
     def trace(self, steps: int) -> Trace:
         """All rows, and the same again for each further step: with versions, nodes, gradients and tasks of its own."""
         made = Trace(names=tuple(self._names))
-        rows = bytearray(_ROW.size * len(self._rows) * steps)
-        for place, row in enumerate(row for step in range(steps) for row in self._shifted(step)):
-            _ROW.pack_into(rows, _ROW.size * place, *row)
-        made.rows = (Row * (len(self._rows) * steps)).from_buffer(rows)
+        first = b"".join(_ROW.pack(*row) for row in self._rows)
+        rows = bytearray()
         for step in range(steps):
+            rows += self._shifted(first, step)
             accesses = self._accesses[:]
             accesses[::3] = array("q", (number + step * self._nodes for number in accesses[::3]))
             made.accesses += accesses
+        made.rows = (Row * (len(self._rows) * steps)).from_buffer(rows)
         made.launch_ends, made.tasks = self._ends, self._tasks * steps
         return made
 
-    def _shifted(self, step: int) -> Iterator[tuple[int, ...]]:
+    def _shifted(self, rows: bytes, step: int) -> bytes:
         """The rows of a later step."""
-        if not step:
-            yield from self._rows
-            return
-        versions, tasks, gradients = step * self._versions, step * len(self._tasks), step * self._gradients
-        accesses = step * len(self._accesses) // 3
-        for row in self._rows:
-            nbytes, ns, version, within, block, first, middle, end, *fields, adds, task, unused = row
-            yield (
-                nbytes, ns, version and version + versions, within and within + versions, block, first + accesses,
-                middle + accesses, end + accesses, *fields, adds and adds + gradients, task and task + tasks, unused,
-            )  # fmt: skip
+        columns = {
+            "version": self._versions, "pass": self._versions, "gradients": self._gradients, "task": len(self._tasks),
+        }  # fmt: skip
+        places = len(self._accesses) // 3
+        for letter, names in (
+            ("q", ("version", "pass", "first_read", "first_write", "end_write")),
+            ("i", ("gradients", "task")),
+        ):
+            words = array(letter, rows)
+            for name in names if step else ():
+                field = getattr(Row, name)
+                column = slice(field.offset // field.size, None, _ROW.size // field.size)
+                if name in columns:
+                    more = step * columns[name]
+                    words[column] = array(letter, [number and number + more for number in words[column]])
+                else:
+                    words[column] = array(letter, [number + step * places for number in words[column]])
+            rows = words.tobytes()
+        return rows
