@@ -57,7 +57,7 @@ def test_one_gpu_needs_what_was_measured(variant):
 
 def test_traces_of_one_script_on_two_machines_differ_in_durations_alone(tmp_path):
     script = tmp_path / "loop.py"
-    for name, profile, end in (("a.jsonl", "h100", ""), ("b.jsonl.gz", "p40", ""), ("c.jsonl", "h100", "x * 2")):
+    for name, profile, end in (("a.jsonl", "h100", ""), ("b.jsonl.gz", "h200", ""), ("c.jsonl", "h100", "x * 2")):
         script.write_text(LOOP.format(steps=2, end=end))
         run = emulate(script, "--devices", 2, "--profile", profile, "--trace", name, folder=tmp_path)
         assert run.returncode == 0, run.stderr

@@ -103,12 +103,12 @@ int vd_device_count() {
 
 void vd_trace_start() {
   virtual_devices::parameters().clear();
-  virtual_devices::workspaces().clear();
   virtual_devices::trace().start();
 }
 
 void vd_trace_stop() {
   virtual_devices::trace().stop();
+  virtual_devices::workspaces().clear();
 }
 
 int64_t vd_trace_size() {

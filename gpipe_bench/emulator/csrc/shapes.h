@@ -192,14 +192,14 @@ inline at::Tensor made(const Shape& shape, int device, const Arguments& argument
   }
 }
 
-// What cuBLAS's handles hold from their first product of a recording on. A device has two: one thread runs forward passes,
-// and autograd's runs backward passes.
+// What cuBLAS's handles hold from their first product in a recording to its end. A device has two handles: one thread runs
+// forward passes, and autograd's runs backward passes.
 class Workspaces {
  public:
   void need(int device, int64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     c10::DataPtr& held = held_[device][current_pass() != 0];
-    if (bytes > 0 && held.get() == nullptr) {
+    if (bytes > 0 && held.get() == nullptr && trace().on()) {
       held = memory().make(device, bytes);
     }
   }
