@@ -69,7 +69,7 @@ def checks_of_predictions(path: Path, references: Iterable[Path] = ()) -> list[C
 
 def _predictions(path: Path) -> list[Check]:
     found = []
-    table = read_table(path, _PREDICTIONS, key=_PLACE)
+    table = read_table(path, _PREDICTIONS, kind="predictions", key=_PLACE)
     check_configurations(path, table)
     for line in plain_records(table):
         expected, got = line["published"], line["simulated"]
@@ -117,7 +117,7 @@ def _held_to(reference: Iterable[Check], own: Iterable[Check]) -> Iterator[Check
 
 
 def _claims(path: Path) -> dict[str, list[Check]]:
-    table = read_table(path, _CLAIMS, key=_CLAIM)
+    table = read_table(path, _CLAIMS, kind="transparency-verdict", key=_CLAIM)
     table["largest"] = table[_ENDS].abs().max(axis=1)
     if len(blank := table[table["largest"].isna()]):
         rule = f"must hold a number in one of {', '.join(_ENDS)}"
