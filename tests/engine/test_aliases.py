@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import Components, NoChunk, Pipe
+from gpipe_bench.autograd import microbatch
 from gpipe_bench.autograd.microbatch import aliased_values
-from gpipe_bench.engine import microbatch
 from gpipe_bench.skip import pop, skippable
 from tests.engine.models import in_turn
 from tests.engine.shared_models import Add, Keep, total, twice, write_first, write_second
