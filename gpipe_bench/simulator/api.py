@@ -106,8 +106,13 @@ def simulate(
     Raises:
         ConfigError, BalanceError, ScheduleError, SkipLayoutError, TraceError: arguments are wrong, or cannot run.
     """
-    # Its fields are these arguments.
-    return _answer(SimulationRequest(**locals()))
+    return _answer(SimulationRequest(
+        model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
+        components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters,
+        profile=profile, devices=devices, hosts=hosts, network=network, sample=sample, loss=loss, target=target,
+        precision=precision, tf32=tf32, launch_us=launch_us, flavour=flavour, steps=steps,
+        steps_overlap=steps_overlap, memory=memory, cache=cache,
+    ))  # fmt: skip
 
 
 def _answer(request: SimulationRequest) -> Step:
