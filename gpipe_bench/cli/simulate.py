@@ -147,18 +147,13 @@ def has_rows(trace: Path) -> bool:
 def write_results(
     results: Sequence[RawResult], steps: Sequence[Step], trace: Path | None, rows: Path | None, out: Path | None
 ) -> None:
-    """Write the files that were asked for; trace and table have the last result.
-
-    Raises:
-        ConfigError: rows of a trace were asked for, and nothing ran.
-    """
+    """Write the files that were asked for; trace and table have the last result."""
     result, row = results[-1], results[-1].row
-    if trace is not None and has_rows(trace):
-        replay = steps[-1].replay if steps else None
-        if replay is None:
-            raise ConfigError(
-                [f"--trace {trace} must be of a step that ran, got one that did not: {row.reason}; leave it out"]
-            )
+    replay = steps[-1].replay if steps else None
+    if trace is not None and has_rows(trace) and replay is None:
+        typer.echo(f"{trace} is not written, as nothing ran: {row.reason}", err=True)
+        trace = None
+    elif trace is not None and has_rows(trace) and replay is not None:
         write_rows(trace, replay.trace, replay.rows())
     elif trace is not None:
         write_trace(trace, row.variant, row, [TimelineEvent(**event) for event in result.events], row.reason)

@@ -77,6 +77,7 @@ def emulate(
     steps: int = 2,
     steps_overlap: bool = True,
     host_time: bool = True,
+    keep_trace: bool = False,
 ) -> Step:
     """Let the engine train a pipeline on virtual devices; if a device has too little memory, say how much it needs.
 
@@ -100,6 +101,7 @@ def emulate(
         steps: training steps, at least 2; the first is a warm-up.
         steps_overlap: False: the host waits at the end of each step until all devices are idle.
         host_time: whether launches cost the host time, and launch queues are limited.
+        keep_trace: whether the step keeps the trace that ran, in ``replay``, which takes memory.
 
     Raises:
         ConfigError: arguments are wrong, all of which it lists.
@@ -110,7 +112,7 @@ def emulate(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile, tf32=tf32,
         launch_us=launch_us, devices=devices, sample=sample, loss=loss, target=target, steps=steps,
-        steps_overlap=steps_overlap, host_time=host_time,
+        steps_overlap=steps_overlap, host_time=host_time, keep_trace=keep_trace,
     ))  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def _emulated(request: EmulationRequest) -> Step:
     each = tuple(_steps(base, replayed, spans, issued=issued, used=used, host=launching))
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
-    return replace(typical, each=each, replay=run)
+    return replace(typical, each=each, replay=run if request.keep_trace else None)
 
 
 def _numbers(devices: Sequence[int], count: int) -> list[int]:

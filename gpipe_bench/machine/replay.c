@@ -114,8 +114,10 @@ static Time passed(const Replay *replay, int64_t row)
     int64_t version = order_version(&replay->order, replay->input->rows[row].version);
     Time time = records[row].issue;
     for (int64_t place = replay->first_recorded[version]; place < replay->end_recorded[version]; place++) {
-        Time end = records[replay->recorded_rows.items[place]].end;
-        time = end > time ? end : time;
+        /* Where a device had to be idle, an operation of no row stands for all before it. */
+        uint32_t awaited = replay->recorded_rows.items[place];
+        if (awaited != NONE && records[awaited].end > time)
+            time = records[awaited].end;
     }
     return time;
 }

@@ -147,7 +147,8 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
     const TraceRow *row = &replay->input->rows[number];
     uint32_t devices = (uint32_t)replay->input->devices, device = (uint32_t)row->device, peer = (uint32_t)row->peer;
     Time known = replay->input->duration_ns[number];
-    Time host_ns = row->kind == ROW_update ? known : host_takes(&replay->clock, row->launches);
+    Thread *own = &replay->clock.threads[thread];
+    Time host_ns = own->owed + (row->kind == ROW_update ? known : host_takes(&replay->clock, row->launches));
     Order order = {known > 0 ? known : 0, host_ns, (uint32_t)row->launches, {device}, 1, NULL, number};
     if (row->adding_launches && !replay->has_gradients[row->gradients]) {
         /* Gradients that were given up are not there to be added to; autograd goes to each of them nevertheless. */
@@ -171,6 +172,9 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
     stream_issue(&replay->clock, streams, count, &order);
     if (row->peer >= 0)
         issued(replay, thread, row);
+    own->owed = row->joined ? host_ns : 0;
+    if (row->joined)
+        return false;
     /* Even where a task has no launches, other threads may come in between. */
     return (row->launches || row->kind == ROW_update || row->task) && host_spends(&replay->clock, thread, streams[0], host_ns);
 }

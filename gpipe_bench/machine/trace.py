@@ -29,7 +29,7 @@ class Row(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("first_read", "first_write", "end_write", "adding_ns", "first_end")),
         *((name, ctypes.c_int32) for name in ("kind", "name", "device", "stream")),
         *((name, ctypes.c_int32) for name in ("peer", "peer_stream", "thread", "launches")),
-        *((name, ctypes.c_int32) for name in ("sums", "scratch", "adding_launches", "gradients", "task", "unused")),
+        *((name, ctypes.c_int32) for name in ("sums", "scratch", "adding_launches", "gradients", "task", "joined")),
     )
 
 

@@ -32,7 +32,7 @@ from gpipe_bench.util.files import write_files
 
 _HEAD: Final = {"format": "gpipe_bench trace", "version": 1}
 _TIMES: Final = ("begin_ns", "end_ns", "host_ns")
-_PLACES: Final = ("first_read", "first_write", "end_write", "first_end", "unused")
+_PLACES: Final = ("first_read", "first_write", "end_write", "first_end")
 _TASK: Final = ("of", "microbatch", "partition")
 _DEFAULTS: Final[dict[str, Any]] = {
     **dict.fromkeys((name for name, *_ in Row._fields_ if name not in _PLACES), 0),

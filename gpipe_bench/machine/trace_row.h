@@ -22,7 +22,8 @@ typedef struct {
                                   is for a kernel that can do without */
     int32_t adding_launches, gradients; /* of `launches`, likewise; of which parameters, from 1: the first row of them that
                                            a thread comes to finds no gradients, and adds to none */
-    int32_t task, unused;      /* the task that the row belongs to, from 1, in the table of tasks; 0: none */
+    int32_t task;              /* that the row belongs to, from 1, in the table of tasks; 0: none */
+    int32_t joined;            /* whether its thread issues more at once, and spends the time of both there */
 } TraceRow;
 
 /* Bytes of a block that a row reads or writes, from the first one on, before the end. */

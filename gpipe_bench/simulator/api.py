@@ -26,7 +26,7 @@ from gpipe_bench.machine.profile import HardwareMachine, Link, Profile, load_pro
 from gpipe_bench.models.measured import assumptions, have_memory
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.schedules.cycles import checkpoint_stop
-from gpipe_bench.simulator.steps.run import Settings, run, step_events, step_uses
+from gpipe_bench.simulator.steps.run import Settings, Steps, run, step_events, step_uses
 from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import build_workload, layers_of
@@ -68,6 +68,7 @@ def simulate(
     steps_overlap: bool = True,
     memory: bool = True,
     cache: str | Path | None = None,
+    keep_trace: bool = False,
 ) -> Step:
     """Simulate the training of a pipeline; if a device has too little memory, say how much it needs.
 
@@ -102,6 +103,7 @@ def simulate(
             all devices, as in loops that clip gradients or read the loss; so does a single step.
         memory: whether to simulate the allocators. Measured layers without any size of theirs have no memory.
         cache: folder of stored traces; default: the user's cache folder.
+        keep_trace: whether the step keeps the trace that ran, in ``replay``, which takes memory.
 
     Raises:
         ConfigError, BalanceError, ScheduleError, SkipLayoutError, TraceError: arguments are wrong, or cannot run.
@@ -111,7 +113,7 @@ def simulate(
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters,
         profile=profile, devices=devices, hosts=hosts, network=network, sample=sample, loss=loss, target=target,
         precision=precision, tf32=tf32, launch_us=launch_us, flavour=flavour, steps=steps,
-        steps_overlap=steps_overlap, memory=memory, cache=cache,
+        steps_overlap=steps_overlap, memory=memory, cache=cache, keep_trace=keep_trace,
     ))  # fmt: skip
 
 
@@ -157,19 +159,23 @@ def _answer(request: SimulationRequest) -> Step:
     facts |= {"steps_overlap": request.steps_overlap and steps > 1, "precision": request.precision}
     if schedule is not None:
         facts["schedule"] = schedule if isinstance(schedule, str) else "own"
-    found = _simulated(workload, machine, replace(settings, steps=steps), facts)
+    runs = Steps(workload, machine, replace(settings, steps=steps))
+    found = _simulated(runs, workload, machine, facts)
     later = None
     if request.steps is None and settings.memory and found.status == "ok" and not settings.races:
-        later = _later_gib(workload, machine, replace(settings, steps=2 * steps), found.peak_reserved_gib or 0)
+        later = _later_gib(runs, 2 * steps, found.peak_reserved_gib or 0)
     assumed = assumptions(layers, split=split, several=len(balance) > 1)
-    return replace(found, guessed_launch_us=request.guessed_launch_us, later_reserved_gib=later, assumptions=assumed)
+    kept = found.replay if request.keep_trace else None
+    return replace(
+        found, guessed_launch_us=request.guessed_launch_us, later_reserved_gib=later, assumptions=assumed, replay=kept
+    )
 
 
 @no_collection()
-def _later_gib(workload: Workload, machine: HardwareMachine, settings: Settings, before: float) -> float | None:
+def _later_gib(runs: Steps, steps: int, before: float) -> float | None:
     """The peak of reserved memory after more steps, if it is larger than ``before``."""
     try:
-        after = summed_gib(run(workload, machine, settings).peak_reserved_bytes) or 0
+        after = summed_gib(runs.run(steps).peak_reserved_bytes) or 0
     except OutOfMemory as error:
         after = max(before, (error.reserved + error.needed) / GIB)
     return after if after > before else None
@@ -214,15 +220,16 @@ def _model_facts(model: AnyModel) -> dict[str, str]:
 
 # What a simulation makes lives until its end, and the collector would go through it again and again.
 @no_collection()
-def _simulated(workload: Workload, machine: HardwareMachine, settings: Settings, facts: dict[str, Any]) -> Step:
+def _simulated(runs: Steps, workload: Workload, machine: HardwareMachine, facts: dict[str, Any]) -> Step:
+    settings = runs.settings
     try:
-        done = run(workload, machine, settings)
+        done = runs.run()
     except OutOfMemory as error:
         return _out_of_memory(workload, machine, settings, facts, error)
     if not facts["steps_overlap"]:
         # Between steps all devices are idle, so that a single step takes what each one does; memory is that of all.
         memory, settings = done.memory, replace(settings, steps=1, memory=False)
-        done = replace(run(workload, machine, settings), memory=memory)
+        done = replace(runs.run(1, memory=False), memory=memory)
     if not done.step_ns:
         raise ConfigError(["model must have something to compute, got a step without kernels; simulate more layers"])
     return Step(

@@ -54,6 +54,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "network": (str | Link, "a name or a Link; use 'ndr400'"),
     "memory": (bool, "True or False; pass a bool"),
     "steps_overlap": (bool, "True or False; pass a bool"),
+    "keep_trace": (bool, "True or False; pass a bool"),
     "masters": (bool, "True or False; pass a bool"),
     "tf32": (bool | None, "True, False or None; pass a bool"),
     "loss": (Callable | None, "a function of output and target, or None; pass a function"),
@@ -97,6 +98,7 @@ class TrainingRequest:
     target: Tensor | None
     steps: int | None
     steps_overlap: bool
+    keep_trace: bool
 
     @property
     def hardware(self) -> Profile:

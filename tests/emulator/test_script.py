@@ -69,10 +69,13 @@ def test_traces_of_one_script_on_two_machines_differ_in_durations_alone(tmp_path
     assert re.match(r"row [0-9]+ differs in ", other.stdout)
 
 
-def test_a_cell_has_no_trace_of_rows(tmp_path):
-    run = emulate("--trace", "rows.jsonl", folder=tmp_path)
-    assert run.returncode == 2
-    assert "must be a Chrome trace, got 'rows.jsonl'; name it trace.json" in run.stderr
+def test_a_cell_has_a_trace_of_rows(tmp_path):
+    small = "--model-args", "depth=2;B=1;C=8;size=32", "--batch-size", 8, "--chunks", 2, "--partitions", 2
+    run = emulate(*small, "--trace", "rows.jsonl", folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    kinds = {line.get("of") for line in lines}
+    assert {"forward", "recompute", "backward", "copy", "copy_grad"} <= kinds
 
 
 def test_the_page_shows_what_is_printed():

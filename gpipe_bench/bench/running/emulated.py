@@ -78,6 +78,7 @@ def _emulated(
         devices=cell.places,
         steps=cell.steps,
         host_time=cell.host_time,
+        keep_trace=steps is not None,
     )
     if steps is not None:
         steps.append(run)

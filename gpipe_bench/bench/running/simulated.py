@@ -98,7 +98,7 @@ def _simulated(
     cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool, steps: list[Step] | None
 ) -> RawResult:
     balance: Sequence[int] = cell.balance or simulated_balance(cell)
-    step = simulated_step(cell, balance, profile=hardware)
+    step = simulated_step(cell, balance, profile=hardware, keep_trace=steps is not None)
     if steps is not None:
         steps.append(step)
     return step_result(cell, step, balance, simulated_columns(cell, facts), timeline=timeline)

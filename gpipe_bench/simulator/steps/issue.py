@@ -121,21 +121,24 @@ class Issuer:
                 thread, "device_to_device", sender, receiver, ns=ns, launches=len(sizes), nbytes=sum(sizes), task=task
             )
             return
-        # Tensor by tensor; as a direct copy does by itself, the first does not begin while the receiver has other work.
+        # Tensor by tensor, all at once; as a direct copy does by itself, the first begins when the receiver is
+        # idle. Of no tensors, copies that take no time stand for all.
         self.writer.tell(thread, task, sender, receiver)
         self.writer.order(thread, sender, receiver)
-        for nbytes in sizes or (0,):
+        count = int(bool(sizes))
+        for number, nbytes in enumerate(sizes or (0,), 1):
             down, up = self._machine.copy_ns(devices[0], HOST, nbytes), self._machine.copy_ns(HOST, devices[1], nbytes)
-            # Of no tensors, copies that take no time stand for all.
-            count = int(bool(sizes))
             self.writer.copy(
-                thread, "device_to_host", sender, ns=down * count, launches=count, nbytes=nbytes, task=task
+                thread, "device_to_host", sender, ns=down * count, launches=count, nbytes=nbytes, task=task, joined=True
             )
             self.writer.order(thread, receiver, sender)
+            is_last = number >= len(sizes)
+            if is_last:
+                self.writer.tell(thread, task)
             self.writer.copy(
-                thread, "host_to_device", receiver, ns=up * count, launches=count, nbytes=nbytes, task=task
-            )
-        self.writer.tell(thread, task)
+                thread, "host_to_device", receiver, ns=up * count, launches=count, nbytes=nbytes, task=task,
+                joined=not is_last,
+            )  # fmt: skip
 
     def returns(self, i: int, j: int, skip: int | None = None) -> bool:
         """Whether gradients go back for a transfer to partition j."""

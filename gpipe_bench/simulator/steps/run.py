@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.memory.description import TASK_KINDS, Streams, check_sizes, describe
 from gpipe_bench.simulator.steps.settings import Settings
 from gpipe_bench.simulator.steps.tasks import Tasks, Timeline
-from gpipe_bench.simulator.steps.trace import root_latencies, step_trace
+from gpipe_bench.simulator.steps.trace import root_latencies, step_rows
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.step.result import DeviceUse, device_uses
 
@@ -66,47 +66,63 @@ class Run:
         return round((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else self.makespan_ns
 
 
-def run(workload: Workload, machine: Machine, settings: Settings | None = None) -> Run:
-    """Simulate training steps.
+class Steps:
+    """Training steps of one kind, whose rows are written once, for as many steps as are asked for.
 
     Args:
         workload: durations and bytes.
         machine: what copies and launches cost.
         settings: of the run; by default the usual ones.
 
+    Attributes:
+        settings: of the run.
+
     Raises:
         ConfigError: times or bytes are larger than 64 bits.
         ValueError: devices or a schedule do not fit the workload.
         ScheduleError: there is no such schedule.
-        OutOfMemory: a device's capacity does not suffice.
     """
-    settings = settings or Settings()
-    workload = workload.chosen(checkpoint_stop(settings.checkpoint, workload.m))
-    check_sizes(workload, settings.steps)
-    trace, places = step_trace(workload, machine, settings)
-    replay = Replay(trace, machine, latencies=root_latencies(workload, settings), kinds=TASK_KINDS)
-    memory: tuple[DeviceMemory, ...] = ()
-    if settings.memory:
-        streams = Streams(
-            max(places.devices) + 1,
-            places.devices,
-            replay.streams(),
-            [replay.stream(*stream) for stream in places.computing],
-        )
-        description = describe(
-            workload,
-            streams,
-            capacity=machine.capacity_bytes,
-            riding=not settings.components.portals,
-            published=settings.flavour == "published",
-            scheduled=settings.schedule is not None,
-        )
-        memory = _run_with_memory(replay, description, streams.count)
-    else:
-        replay.run()
-    tasks = Tasks(trace.tasks, replay.tasks(), places.devices)
-    now, effort = replay.ends()
-    return Run(replay, now, effort, tasks.step_ends(settings.steps), tasks, memory, tuple(places.devices))
+
+    def __init__(self, workload: Workload, machine: Machine, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self._work = workload.chosen(checkpoint_stop(self.settings.checkpoint, workload.m))
+        self._machine = machine
+        check_sizes(self._work, self.settings.steps)
+        self._rows, self._places = step_rows(self._work, machine, self.settings)
+
+    def run(self, steps: int | None = None, *, memory: bool | None = None) -> Run:
+        """Simulate some steps; by default as many as the settings say, with memory if they do.
+
+        Raises:
+            OutOfMemory: a device's capacity does not suffice.
+        """
+        settings, places = self.settings, self._places
+        steps = steps or settings.steps
+        trace = self._rows.trace(steps)
+        latencies = root_latencies(self._work, replace(settings, steps=steps))
+        replay = Replay(trace, self._machine, latencies=latencies, kinds=TASK_KINDS)
+        found: tuple[DeviceMemory, ...] = ()
+        if settings.memory if memory is None else memory:
+            found = _run_with_memory(replay, self._description(replay), max(places.devices) + 1)
+        else:
+            replay.run()
+        tasks = Tasks(trace.tasks, replay.tasks(), places.devices)
+        now, effort = replay.ends()
+        return Run(replay, now, effort, tasks.step_ends(steps), tasks, found, tuple(places.devices))
+
+    def _description(self, replay: Replay) -> array[int]:
+        places, settings = self._places, self.settings
+        computing = [replay.stream(*stream) for stream in places.computing]
+        streams = Streams(max(places.devices) + 1, places.devices, replay.streams(), computing)
+        return describe(
+            self._work, streams, capacity=self._machine.capacity_bytes, riding=not settings.components.portals,
+            published=settings.flavour == "published", scheduled=settings.schedule is not None,
+        )  # fmt: skip
+
+
+def run(workload: Workload, machine: Machine, settings: Settings | None = None) -> Run:
+    """Simulate training steps: see :class:`Steps`."""
+    return Steps(workload, machine, settings).run()
 
 
 def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:

@@ -52,15 +52,12 @@ class Tasks(Sequence[TimedTask]):
     """
 
     def __init__(self, tasks: Sequence[TracedTask], times: TaskTimes, devices: Sequence[int]) -> None:
-        self._devices = devices
-        ran = (place for place, turn in enumerate(times.turn) if turn >= 0)
-        self._issued = [
-            (tasks[place], times.issue_ns[place], times.start_ns[place], times.end_ns[place])
-            for place in sorted(ran, key=times.turn.__getitem__)
-        ]
+        self._devices, self._tasks, self._times = devices, tasks, times
+        turn = times.turn
+        self._order = sorted((place for place in range(len(tasks)) if turn[place] >= 0), key=turn.__getitem__)
 
     def __len__(self) -> int:
-        return len(self._issued)
+        return len(self._order)
 
     def __iter__(self) -> Iterator[TimedTask]:
         return self.between(0, len(self))
@@ -70,14 +67,18 @@ class Tasks(Sequence[TimedTask]):
 
     def between(self, first: int, last: int) -> Iterator[TimedTask]:
         """Those from ``first`` to before ``last``."""
-        for task, issue, start, end in self._issued[first:last]:
+        issue, start, end, _ = self._times
+        for place in self._order[first:last]:
+            task = self._tasks[place]
             stream = "copy" if task.aside else "compute"
-            yield TimedTask(task.kind, task.i, task.j, task.device, stream, issue, start, end, task.nbytes)
+            times = issue[place], start[place], end[place]
+            yield TimedTask(task.kind, task.i, task.j, task.device, stream, *times, task.nbytes)
 
     def step_ends(self, steps: int) -> tuple[int, ...]:
         """When the last task of each step, and of those before, had ended; all steps have as many tasks."""
-        ends = [*accumulate((end for *_, end in self._issued), max)]
-        return tuple(ends[len(ends) * step // steps - 1] for step in range(1, steps + 1))
+        end, each = self._times.end_ns, len(self) // steps
+        own = (max(map(end.__getitem__, self._order[each * step : each * (step + 1)])) for step in range(steps))
+        return tuple(accumulate(own, max))
 
     def busy(self, first: int, last: int, start_ns: int, end_ns: int) -> list[Busy]:
         """The use of each device by some of them from one time to another. Computations of one device never overlap."""
@@ -85,8 +86,10 @@ class Tasks(Sequence[TimedTask]):
         compute, recompute = [0] * count, [0] * count
         own: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         running: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-        for task, _, began, ended in self._issued[first:last]:
-            span, device = (max(began, start_ns), min(ended, end_ns)), self._devices[task.j]
+        for place in self._order[first:last]:
+            task = self._tasks[place]
+            span = max(self._times.start_ns[place], start_ns), min(self._times.end_ns[place], end_ns)
+            device = self._devices[task.j]
             if span[0] >= span[1]:
                 continue
             if task.kind == "recompute":

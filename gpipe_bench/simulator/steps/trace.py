@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 
 from gpipe_bench.machine.replay import Machine
-from gpipe_bench.machine.trace import Trace
 from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.simulator.steps.issue import Issuer
 from gpipe_bench.simulator.steps.lanes import TraceLanes
@@ -18,8 +17,8 @@ from gpipe_bench.simulator.steps.writer import CALLER, TraceWriter
 from gpipe_bench.simulator.workloads.workload import Workload
 
 
-def step_trace(workload: Workload, machine: Machine, settings: Settings) -> tuple[Trace, Places]:
-    """The trace of some training steps, each with a ``mark`` at its end, and where partitions are in it.
+def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple[TraceWriter, Places]:
+    """The rows of a training step, which a ``mark`` ends, and where partitions are in it.
 
     Args:
         workload: as :meth:`Workload.chosen` gives it.
@@ -56,7 +55,7 @@ def step_trace(workload: Workload, machine: Machine, settings: Settings) -> tupl
         run_lists(schedule, issuer, plan, workers=workers)
     issuer.update()
     writer.plain("mark", CALLER)
-    return writer.trace(settings.steps), places
+    return writer, places
 
 
 def root_latencies(workload: Workload, settings: Settings) -> tuple[int, ...]:

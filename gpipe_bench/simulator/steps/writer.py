@@ -72,10 +72,16 @@ class TraceWriter:
 
     def copy(
         self, thread: int, name: str, stream: Stream, peer: Stream = _NOWHERE, *, ns: int, launches: int, nbytes: int,
-        task: int,
+        task: int, joined: bool = False,
     ) -> None:  # fmt: skip
-        """Copies, one after the other: from a stream's device, where both streams meet; or from the host, or to it."""
-        self._add("copy", thread, stream, ns=ns, launches=launches, nbytes=nbytes, name=name, peer=peer, task=task)
+        """Copies, one after the other: from a stream's device, where both streams meet; or from the host, or to it.
+
+        ``joined``: the thread issues more at once.
+        """
+        self._add(
+            "copy", thread, stream, ns=ns, launches=launches, nbytes=nbytes, name=name, peer=peer, task=task,
+            joined=joined,
+        )  # fmt: skip
 
     def order(self, thread: int, waiter: Stream, awaited: Stream) -> None:
         """What is issued to a stream from now on begins after everything issued to another one so far."""
@@ -122,11 +128,12 @@ class TraceWriter:
         self, kind: str, thread: int, stream: Stream = _NOWHERE, *, nbytes: int = 0, ns: int = -1, version: int = 0,
         accesses: tuple[int, int, int] = (0, 0, 0), adding_ns: int = 0, first_end: int = 0, name: str = "",
         peer: Stream = _NOWHERE, launches: int = 0, adding: int = 0, gradients: int = 0, task: int = 0,
+        joined: bool = False,
     ) -> None:  # fmt: skip
         self._rows.append((
             nbytes, ns, version, self.within, 0, *accesses, adding_ns, first_end, _KIND[kind],
             self._names.setdefault(name, len(self._names)), *stream, *peer, thread, launches, 0, 0, adding, gradients,
-            task, 0,
+            task, joined,
         ))  # fmt: skip
 
     def trace(self, steps: int) -> Trace:

@@ -66,6 +66,7 @@ def test_they_differ_in_durations_alone(checkpoint, schedule):
         settings = {
             "balance": [1] * partitions, "batch_size": 32 * M, "chunks": M, "components": components,
             "checkpoint": checkpoint, "schedule": schedule, "profile": PROFILE, "sample": torch.zeros(1, 4096),
+            "keep_trace": True,
         }  # fmt: skip
         simulated, emulated = (outline(call(layers(partitions), **settings)) for call in (simulate, emulate))
         assert simulated == emulated, components
