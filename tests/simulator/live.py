@@ -21,7 +21,9 @@ def work_of(module, x, balance, m, schedule=None, devices=None):
     """The workload of such a step; the same for all schedules that split backward passes, or do not."""
     split = schedule is not None and named_schedule(schedule, m, len(balance), devices or len(balance)).splits
     sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "scheduled": schedule is not None}
-    return build_workload(module, **sizes, split=split, profile=load_profile("p40"), sample=x, optimizer=None)
+    # The mode that watches the engine keeps autograd from adding gradients up in place.
+    sizes |= {"published": True, "optimizer": None}
+    return build_workload(module, **sizes, split=split, profile=load_profile("p40"), sample=x)
 
 
 def live_peaks(module, x, balance, *, m, checkpoint, schedule=None, devices=None, components=None, work=None):
