@@ -87,7 +87,10 @@ def searched(
     warm_ups = dict.fromkeys(_warm_up(ahead, m, n, limit) for ahead in (2, 3))
     choices = product((False, True), warm_ups, (0.0, durations.weights / 2, durations.weights))
     searches = (_Search(m, limit, durations, transfer, kept, *choice).run() for choice in choices)
-    named = (schedule for schedule in (make(m, n) for make in _NAMED) if _most_held(schedule, kept) <= limit)
+    # For equal times these two are searched themselves.
+    known = (durations, transfer, kept) == (Durations(), 0.0, 1.0)
+    made = (make(m, n) for make in (_NAMED if known else (*_NAMED, zb_1p, zb_2p)))
+    named = (schedule for schedule in made if _most_held(schedule, kept) <= limit)
     work = m * sum(map(durations.of, "FIW"))
     shortest = round(work, 9), round((n - 1) * (durations.forward + transfer) + work, 9)
     found: list[tuple[tuple[float, float], Schedule]] = []
