@@ -9,10 +9,10 @@ import typer
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(help="A trace, as emulate --trace FILE.jsonl writes it.")],
+    first: Annotated[Path, typer.Argument(help="A trace, as simulate or emulate --trace FILE.jsonl writes it.")],
     second: Annotated[Path, typer.Argument(help="Another one.")],
 ) -> None:
-    """Say in which row two traces of emulated scripts part first; exit status 1 if they do.
+    """Say in which row two traces part first; exit status 1 if they do.
 
     Rows may differ in their durations, which are counted.
     """

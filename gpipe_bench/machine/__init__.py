@@ -1,1 +1,1 @@
-"""Traces run again in virtual time, on the clock and the allocators of the simulator."""
+"""The machine: the trace of a training step, virtual hardware that replays it, and profiles of devices."""
