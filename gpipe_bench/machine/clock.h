@@ -28,7 +28,8 @@ typedef struct {
 typedef struct {
     Time until;       /* of a pause: when it goes on; NEVER: when it is resumed */
     Time done;        /* of a thread that waits for room: when its own calls are over */
-    Time owed;        /* for what it has issued and not yet spent */
+    Time owed;        /* for what it has issued at once and not yet spent */
+    bool joins;       /* whether it issues more at once */
     uint32_t room;    /* the stream whose launch queue it waits for, or NONE */
     uint32_t starter; /* the next thread that waits for the same operation to start, or NONE */
     uint32_t next;    /* its row */

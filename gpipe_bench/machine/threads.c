@@ -148,7 +148,14 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
     uint32_t devices = (uint32_t)replay->input->devices, device = (uint32_t)row->device, peer = (uint32_t)row->peer;
     Time known = replay->input->duration_ns[number];
     Thread *own = &replay->clock.threads[thread];
-    Time host_ns = own->owed + (row->kind == ROW_update ? known : host_takes(&replay->clock, row->launches));
+    Time launch_ns = replay->clock.costs.launch_ns, host_ns = own->owed + launch_ns * row->launches;
+    if (row->kind == ROW_update) {
+        host_ns = known;
+    } else if (!own->joins) {
+        /* Several rows that are issued at once take the interpreter's lock once. */
+        int64_t later = row->joined ? row->joined - 1 : 0;
+        host_ns = host_takes(&replay->clock, row->launches + later) - launch_ns * later;
+    }
     Order order = {known > 0 ? known : 0, host_ns, (uint32_t)row->launches, {device}, 1, NULL, number};
     if (row->adding_launches && !replay->has_gradients[row->gradients]) {
         /* Gradients that were given up are not there to be added to; autograd goes to each of them nevertheless. */
@@ -172,8 +179,9 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
     stream_issue(&replay->clock, streams, count, &order);
     if (row->peer >= 0)
         issued(replay, thread, row);
-    own->owed = row->joined ? host_ns : 0;
-    if (row->joined)
+    own->joins = row->joined;
+    own->owed = host_ns;
+    if (own->joins)
         return false;
     /* Even where a task has no launches, other threads may come in between. */
     return (row->launches || row->kind == ROW_update || row->task) && host_spends(&replay->clock, thread, streams[0], host_ns);

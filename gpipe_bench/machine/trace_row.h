@@ -23,7 +23,8 @@ typedef struct {
     int32_t adding_launches, gradients; /* of `launches`, likewise; of which parameters, from 1: the first row of them that
                                            a thread comes to finds no gradients, and adds to none */
     int32_t task;              /* that the row belongs to, from 1, in the table of tasks; 0: none */
-    int32_t joined;            /* whether its thread issues more at once, and spends the time of both there */
+    int32_t joined;            /* its thread issues more at once: 1 and how many launches follow; 0: it does not, and spends
+                                  the time of all of them */
 } TraceRow;
 
 /* Bytes of a block that a row reads or writes, from the first one on, before the end. */

@@ -129,7 +129,14 @@ class Issuer:
         for number, nbytes in enumerate(sizes or (0,), 1):
             down, up = self._machine.copy_ns(devices[0], HOST, nbytes), self._machine.copy_ns(HOST, devices[1], nbytes)
             self.writer.copy(
-                thread, "device_to_host", sender, ns=down * count, launches=count, nbytes=nbytes, task=task, joined=True
+                thread,
+                "device_to_host",
+                sender,
+                ns=down * count,
+                launches=count,
+                nbytes=nbytes,
+                task=task,
+                joined=2 + 2 * (len(sizes) - number) if sizes else 1,
             )
             self.writer.order(thread, receiver, sender)
             is_last = number >= len(sizes)
@@ -137,7 +144,7 @@ class Issuer:
                 self.writer.tell(thread, task)
             self.writer.copy(
                 thread, "host_to_device", receiver, ns=up * count, launches=count, nbytes=nbytes, task=task,
-                joined=not is_last,
+                joined=0 if is_last else 1 + 2 * (len(sizes) - number),
             )  # fmt: skip
 
     def returns(self, i: int, j: int, skip: int | None = None) -> bool:

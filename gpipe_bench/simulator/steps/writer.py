@@ -72,11 +72,11 @@ class TraceWriter:
 
     def copy(
         self, thread: int, name: str, stream: Stream, peer: Stream = _NOWHERE, *, ns: int, launches: int, nbytes: int,
-        task: int, joined: bool = False,
+        task: int, joined: int = 0,
     ) -> None:  # fmt: skip
         """Copies, one after the other: from a stream's device, where both streams meet; or from the host, or to it.
 
-        ``joined``: the thread issues more at once.
+        ``joined``: the thread issues more at once: 1 and how many launches follow.
         """
         self._add(
             "copy", thread, stream, ns=ns, launches=launches, nbytes=nbytes, name=name, peer=peer, task=task,
@@ -128,7 +128,7 @@ class TraceWriter:
         self, kind: str, thread: int, stream: Stream = _NOWHERE, *, nbytes: int = 0, ns: int = -1, version: int = 0,
         accesses: tuple[int, int, int] = (0, 0, 0), adding_ns: int = 0, first_end: int = 0, name: str = "",
         peer: Stream = _NOWHERE, launches: int = 0, adding: int = 0, gradients: int = 0, task: int = 0,
-        joined: bool = False,
+        joined: int = 0,
     ) -> None:  # fmt: skip
         self._rows.append((
             nbytes, ns, version, self.within, 0, *accesses, adding_ns, first_end, _KIND[kind],
