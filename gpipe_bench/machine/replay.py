@@ -258,6 +258,8 @@ class Replay:
 
     def tasks(self) -> TaskTimes:
         """When tasks ran."""
+        # Those of a recording are named when it has run.
+        self._given.task_count = len(self.trace.tasks)
         times = TaskTimes(*(array("q", bytes(8 * len(self.trace.tasks))) for _ in TaskTimes._fields))
         _library().replay_tasks(self._run, ctypes.byref(_TaskTimes(*map(_address, times))))
         return times

@@ -72,3 +72,12 @@ def test_they_differ_in_durations_alone(checkpoint, schedule):
         assert simulated == emulated, components
         kinds = {kind for kind, *_ in simulated}
         assert kinds >= {"forward", "copy", "copy_grad"}
+
+
+def test_tasks_of_an_emulated_trace_have_times():
+    prepare(PROFILE)
+    settings = {"balance": [1] * N, "batch_size": 32 * M, "chunks": M, "profile": PROFILE}
+    replay = emulate(layers(N), **settings, sample=torch.zeros(1, 4096), keep_trace=True).replay
+    times = replay.tasks()
+    assert len(times.start_ns) == len(replay.trace.tasks) > 0
+    assert all(0 <= start < end for start, end in zip(times.start_ns, times.end_ns, strict=True))
