@@ -13,8 +13,8 @@ may do so. A user's code runs once, in I, together with the gradients of its wei
 and nodes with a hook behind them may write to their gradients, add to attributes of weights, or free what they kept;
 so may hooks that unpack what a node has saved.
 
-Two nodes may get one and the same tensor as their gradient, and a user's code may write to it. So if such code runs in
-I, W keeps copies of the gradients. If a branch may hold such code, the branch in turn gets a copy of what W keeps.
+Two nodes may get one and the same tensor as their gradient, and a user's code may write to it. So W keeps copies of the
+gradients where such code runs in I. Where such code may stand in a branch, the branch gets a copy of its own from W.
 
 A call of autograd walks over all nodes that its roots lead to. If W began its calls at these nodes, its host time
 would grow with the square of the number of layers. So W calls each node itself, as ``node(*grads)``, within a task of

@@ -21,6 +21,7 @@ from weakref import finalize
 
 from gpipe_bench.errors import OutOfMemory, TraceError
 from gpipe_bench.machine.trace import HOST, KINDS, Row, Trace
+from gpipe_bench.machine.trace_check import check_rows
 from gpipe_bench.native import packaged
 
 _ADDRESS: Final = ctypes.c_void_p
@@ -161,7 +162,6 @@ class Replay:
             say another one.
         machine: what copies and launches cost.
         host_time: whether launches cost the host anything and a stream's launch queue is limited.
-        latencies: nanoseconds in which roots of nested passes come back, one after the other, again and again.
         kinds: numbers of the kinds of the trace's tasks, for who holds their memory.
 
     Attributes:
@@ -169,6 +169,7 @@ class Replay:
         devices: how many it knows.
 
     Raises:
+        TraceError: the trace was read from a file, and a row cannot run.
         CompilerError: the C code cannot be compiled here.
     """
 
@@ -178,19 +179,20 @@ class Replay:
         machine: Machine,
         *,
         host_time: bool = True,
-        latencies: Sequence[int] = (100_000,),
         kinds: Mapping[str, int] | None = None,
     ) -> None:
+        if trace.origin is not None:
+            check_rows(trace)
         self.trace = trace
         columns = _Columns(trace, machine)
-        held = columns.held | {"latencies": array("q", latencies)}
+        held = columns.held | {"latencies": array("q", trace.latencies_ns)}
         self.devices = columns.devices
         numbered = ((kinds[task.kind], *task[1:3], *task[6:]) for task in trace.tasks) if kinds else ()
         self._tasks = array("i", chain.from_iterable(numbered))
         self._given = _Input(
             **{name: _address(column) for name, column in held.items()},
             count=len(trace.rows),
-            latency_count=len(latencies),
+            latency_count=len(trace.latencies_ns),
             devices=columns.devices,
             buses=len(columns.buses),
             from_host=trace.names.index("host_to_device") if "host_to_device" in trace.names else -1,

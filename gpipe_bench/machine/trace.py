@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +34,7 @@ class Row(ctypes.Structure):
     )
 
 
-_ROW: Final = Struct("".join("q" if kind is ctypes.c_int64 else "i" for _, kind, *_ in Row._fields_))
+ROW: Final = Struct("".join("q" if kind is ctypes.c_int64 else "i" for _, kind, *_ in Row._fields_))
 """The same, to read many rows at once."""
 
 
@@ -139,6 +140,8 @@ class Trace:
         launch_ends: what ``first_end`` of the rows points into, from 1: when each launch of a row has run, after its
             start, in nanoseconds.
         tasks: what ``task`` of the rows points into, from 1.
+        origin: the file that it was read from, or None.
+        latencies_ns: how long the roots of nested passes take to come back, one after the other, again and again.
     """
 
     def __init__(self, rows: Sequence[Row] = (), accesses: Sequence[int] = (), names: Sequence[str] = ("",)) -> None:
@@ -147,17 +150,19 @@ class Trace:
         self.names: tuple[str, ...] = tuple(names)
         self.launch_ends: array[int] = array("q")
         self.tasks: list[TracedTask] = []
+        self.origin: Path | None = None
+        self.latencies_ns: tuple[int, ...] = (100_000,)
         self._records: list[Record] = []
 
     def fetch(self) -> None:
-        """Fetch what has been recorded since, where a recording goes on."""
+        """Bring the rows up to date; only a recording that still goes on has newer ones."""
 
     @property
     def records(self) -> list[Record]:
         """The rows with names: everything recorded since the recording began."""
         self.fetch()
-        known = _ROW.size * len(self._records)
-        self._records += map(self._record, _ROW.iter_unpack(memoryview(bytes(self.rows))[known:]))
+        known = ROW.size * len(self._records)
+        self._records += map(self._record, ROW.iter_unpack(memoryview(bytes(self.rows))[known:]))
         return self._records
 
     def of(self, kind: str) -> list[Record]:

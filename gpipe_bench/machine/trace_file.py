@@ -9,9 +9,10 @@ the default there. ``task`` is the number of the pipeline's task that a row belo
 ``microbatch`` and ``partition``; ``launch_ends`` says when each launch of a row that has several has run, after its
 start; ``adding_ns`` and ``adding_launches`` are what the row takes less if it is the first to add to ``gradients``.
 
-Times and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first byte and the one
-after the last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread came to it, on the
-machine of a replay; a reader does not need them.
+The first line of a trace with nested passes has ``latencies_ns``, too: how long their roots take to come back. Times
+and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first byte and the one after the
+last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread came to it, on the machine of a
+replay; a reader does not need them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 }
 """Of the fields of a line, but ``row``, ``kind``, times and what is known of a task."""
 
+_MOST_TASKS: Final = 1 << 24
 _DURATIONS: Final = frozenset({"duration_ns", "adding_ns", "launch_ends"})
 _LISTS: Final = frozenset({"kind", "reads", "writes", "launch_ends"})
 
@@ -55,6 +57,8 @@ def write_trace(path: Path, trace: Trace, replayed: Replayed | None = None) -> N
         OutputError: the path cannot be written.
     """
     lines = [_HEAD, *_lines(trace)]
+    if any(line["kind"] == "nest" for line in lines[1:]):
+        lines[0] = _HEAD | {"latencies_ns": trace.latencies_ns}
     if replayed is not None:
         times = zip(replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True)
         # An autograd thread may have freed memory since the replay: rows at the end that it does not have.
@@ -68,7 +72,7 @@ def read_trace(path: Path) -> Trace:
     """Read a trace; times that the file says are left out.
 
     Raises:
-        TraceError: it cannot be read, or a line is not that of a row.
+        TraceError: it cannot be read, or a line is not that of a row. Whether the rows can run is checked when they do.
     """
     try:
         content = path.read_bytes()
@@ -76,9 +80,14 @@ def read_trace(path: Path) -> Trace:
         head, *lines = map(json.loads, text.splitlines() or [""])
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise TraceError(f"a trace must be a file of JSON lines, got {error} in {path}; write it by emulate") from error
-    if head != _HEAD:
-        raise TraceError(f"a trace must begin with {json.dumps(_HEAD)}, got {str(head)[:80]} in {path}; write it anew")
     trace = Trace()
+    try:
+        trace.latencies_ns = tuple(map(int, head.pop("latencies_ns", trace.latencies_ns)))
+        known = head == _HEAD and trace.latencies_ns and min(trace.latencies_ns) >= 0
+    except (AttributeError, TypeError, ValueError):
+        known = False
+    if not known:
+        raise TraceError(f"a trace must begin with {json.dumps(_HEAD)}, got {str(head)[:80]} in {path}; write it anew")
     names: dict[str, int] = {"": 0}
     rows = []
     for number, line in enumerate(lines, 2):
@@ -88,6 +97,7 @@ def read_trace(path: Path) -> Trace:
             got = f"{type(error).__name__}: {error}, in line {number} of {path}"
             raise TraceError(f"each line of a trace must be a row, got {got}; see the format's page") from error
     trace.rows, trace.names = (Row * len(rows))(*rows), tuple(names)
+    trace.origin = path
     return trace
 
 
@@ -128,6 +138,8 @@ def _row(line: dict[str, Any], names: dict[str, int], trace: Trace) -> Row:
         trace.launch_ends.extend(line["launch_ends"])
     for name in line.keys() - {"kind", "name", *_LISTS}:
         setattr(row, name, line[name])
+    if not 0 <= row.task <= _MOST_TASKS:
+        raise ValueError(f"task must be from 0 to {_MOST_TASKS}, got {row.task}")
     if row.task and task:
         # Rows of a task may come in any order among those of others.
         trace.tasks += [TracedTask("")] * (row.task - len(trace.tasks))

@@ -1,1 +1,1 @@
-"""A training step: what is asked, of the simulator and the emulator alike, and what comes out."""
+"""One training step: the request that simulator and emulator answer, and the result that both give."""

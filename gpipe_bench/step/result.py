@@ -1,4 +1,4 @@
-"""What comes out of a simulated or emulated training step: times, memory and shares, its trace, and its row."""
+"""The result of a simulated or emulated training step: times, memory, shares of devices, its trace and its row."""
 
 from __future__ import annotations
 

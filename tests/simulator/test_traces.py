@@ -9,10 +9,10 @@ import pytest
 
 from gpipe_bench.cli import main
 from gpipe_bench.components import Components
+from gpipe_bench.errors import TraceError
 from gpipe_bench.machine.replay import Replay
 from gpipe_bench.machine.trace_file import difference, read_trace, write_trace
 from gpipe_bench.simulator.steps.run import Settings, run
-from gpipe_bench.simulator.steps.trace import root_latencies
 from tests.simulator.support import Plain, task, workload
 
 CASES = {
@@ -44,7 +44,7 @@ def test_a_trace_that_is_read_again_runs_as_before(name, tmp_path):
     again = read_trace(tmp_path / "step.jsonl.gz")
     assert difference(replay.trace, again).row is None
     assert [one[:3] for one in again.tasks] == [one[:3] for one in replay.trace.tasks]
-    second = Replay(again, machine, latencies=root_latencies(work, settings))
+    second = Replay(again, machine)
     second.run()
     first = replay.rows()
     assert (second.rows().begin_ns, second.rows().end_ns) == (first.begin_ns, first.end_ns)
@@ -70,3 +70,50 @@ def test_explain_reads_it_as_it_reads_the_timeline(tmp_path, command):
         texts.append(command("explain", tmp_path / name))
     assert texts[0] == texts[1]
     assert "step of" in texts[0]
+
+
+WRONG = {
+    "a thread below 0": ("kernel", {"thread": -5}, "thread, stream"),
+    "a stream far above all": ("kernel", {"stream": 10**9}, "thread, stream"),
+    "a device below the host": ("kernel", {"device": -2}, "device and peer from -1"),
+    "a task above all": ("kernel", {"task": 10**9}, "task must be from 0 to"),
+    "launches below 0": ("kernel", {"launches": -1}, "counts must be 0 or more"),
+    "a host that is busy for less than nothing": ("host", {"duration_ns": -7}, "a busy host must have a duration"),
+    "a node without a number": ("node", {"writes": []}, "a node must write one block"),
+    "a version again": ("signal", {"version": 1}, "versions must ascend"),
+    "a pass within itself": ("backward", {"pass": 10**6}, "above the backward pass"),
+    "a root of no nested pass": ("root", {"version": 1}, "must be of a nested pass before it|must have a root"),
+}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    """Of a small pipeline of PyTorch 1.3, with all kinds of rows."""
+    path = tmp_path_factory.mktemp("rows") / "step.jsonl"
+    settings = CASES["baseline of PyTorch 1.3"]
+    replay = run(workload(2, [task(10_000, 24_000, 3)] * 2), Plain(copy=700), settings).replay
+    write_trace(path, replay.trace, replay.rows())
+    return path.read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_rows_that_cannot_run_are_refused(name, lines, tmp_path):
+    kind, change, words = WRONG[name]
+    # The last one: what is before it is right.
+    place = max(place for place, line in enumerate(lines[1:], 1) if json.loads(line)["kind"] == kind)
+    changed = json.dumps({**json.loads(lines[place]), **change})
+    (tmp_path / "step.jsonl").write_text("\n".join([*lines[:place], changed, *lines[place + 1 :]]))
+    with pytest.raises(TraceError, match=words):
+        Replay(read_trace(tmp_path / "step.jsonl"), Plain(copy=700))
+
+
+def test_a_trace_that_was_cut_is_refused_or_runs(lines, tmp_path):
+    outcomes = set()
+    for end in range(1, len(lines)):
+        (tmp_path / "step.jsonl").write_text("\n".join(lines[:end]))
+        try:
+            Replay(read_trace(tmp_path / "step.jsonl"), Plain(copy=700)).run()
+            outcomes.add("runs")
+        except TraceError:
+            outcomes.add("refused")
+    assert outcomes == {"runs", "refused"}

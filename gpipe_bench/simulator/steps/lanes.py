@@ -151,11 +151,11 @@ class TraceLanes:
         self._issuer.transfer(CALLER, i, j)
 
     def await_copy(self, i: int, j: int) -> None:
-        """The compute stream waits for the copy of what arrives."""
+        """Before a task: its compute stream waits for the copy stream that brought its inputs."""
         self._wait(i, j, self._issuer.incoming[j], arriving=True)
 
     def await_compute(self, i: int, j: int) -> None:
-        """The copy stream waits for the computation of what leaves."""
+        """After a task: the copy stream that takes its outputs away waits for its compute stream."""
         self._wait(i, j, self._issuer.outgoing[j], arriving=False)
 
     def _wait(self, i: int, j: int, skips: Sequence[int], *, arriving: bool) -> None:

@@ -99,8 +99,8 @@ class Steps:
         settings, places = self.settings, self._places
         steps = steps or settings.steps
         trace = self._rows.trace(steps)
-        latencies = root_latencies(self._work, replace(settings, steps=steps))
-        replay = Replay(trace, self._machine, latencies=latencies, kinds=TASK_KINDS)
+        trace.latencies_ns = root_latencies(self._work, replace(settings, steps=steps))
+        replay = Replay(trace, self._machine, kinds=TASK_KINDS)
         found: tuple[DeviceMemory, ...] = ()
         if settings.memory if memory is None else memory:
             found = _run_with_memory(replay, self._description(replay), max(places.devices) + 1)

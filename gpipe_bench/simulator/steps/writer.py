@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import c_int64
-from struct import Struct
 from typing import Any, Final
 
-from gpipe_bench.machine.trace import HOST, KINDS, Row, Trace, TracedTask
+from gpipe_bench.machine.trace import HOST, KINDS, ROW, Row, Trace, TracedTask
 from gpipe_bench.simulator.workloads.workload import Kernels
 
 Stream = tuple[int, int]
@@ -19,7 +17,6 @@ CALLER: Final = 0
 
 _NOWHERE: Final = (HOST, 0)
 _KIND: Final = {kind: number for number, kind in enumerate(KINDS)}
-_ROW: Final = Struct("".join("q" if kind is c_int64 else "i" for _, kind, *_ in Row._fields_))
 
 
 class TraceWriter:
@@ -139,7 +136,7 @@ class TraceWriter:
     def trace(self, steps: int) -> Trace:
         """All rows, and the same again for each further step: with versions, nodes, gradients and tasks of its own."""
         made = Trace(names=tuple(self._names))
-        first = b"".join(_ROW.pack(*row) for row in self._rows)
+        first = b"".join(ROW.pack(*row) for row in self._rows)
         rows = bytearray()
         for step in range(steps):
             rows += self._shifted(first, step)
@@ -163,7 +160,7 @@ class TraceWriter:
             words = array(letter, rows)
             for name in names if step else ():
                 field = getattr(Row, name)
-                column = slice(field.offset // field.size, None, _ROW.size // field.size)
+                column = slice(field.offset // field.size, None, ROW.size // field.size)
                 if name in columns:
                     more = step * columns[name]
                     words[column] = array(letter, [number and number + more for number in words[column]])
