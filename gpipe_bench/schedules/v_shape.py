@@ -17,7 +17,7 @@ from gpipe_bench.schedules.actions import Action, Schedule
 
 
 def zb_v(m: int, devices: int) -> Schedule:
-    """ZB-V (arXiv 2405.15362, section 4.1), as PyTorch's ``ScheduleZBVZeroBubble`` has it.
+    """ZB-V (arXiv 2405.15362, section 4.1), as ``handcrafted_zb_v`` of its authors and PyTorch have it.
 
     With m = 3 on two devices; partitions 2 and 3 are on the way up:
 
