@@ -115,6 +115,21 @@ def from_file(kind: type[CellT], file: Path, only: str, given: Mapping[str, Any]
     return list({cell.id: cell for cell in cells}.values())
 
 
+def check_unused(where: str, **options: object) -> None:
+    """Refuse options that would do nothing.
+
+    Args:
+        where: ``with --cells`` or the like.
+        options: by name; those that were given are true.
+
+    Raises:
+        ConfigError: some were given.
+    """
+    if wrong := [option_name((name,)) for name, value in options.items() if value]:
+        names, them = ", ".join(wrong), "it" if len(wrong) == 1 else "them"
+        raise ConfigError([f"options that do nothing {where} must be left out, got {names}; leave {them} out"])
+
+
 def names_in(text: str) -> list[str]:
     """Names that are joined by commas; ``none`` and an empty text are no name."""
     return [name for name in text.split(",") if name not in ("", "none")]

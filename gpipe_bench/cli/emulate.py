@@ -19,6 +19,7 @@ from gpipe_bench.cli.cells import (
     Only,
     RawOut,
     Timelines,
+    check_unused,
     from_file,
     from_options,
     names_in,
@@ -82,14 +83,18 @@ def emulate(
     a file.
     """
     if script is None and cells is not None:
+        check_unused("with --cells", trace=trace, devices=devices, races=races)
         _emulate_cells(from_file(EmulatedCell, cells, only, given), names_in(timelines), needed_out(out))
     elif script is None:
+        check_unused("without --cells", only=only, timelines=timelines)
+        check_unused("without a script", races=races)
         shared = {"devices": devices} if devices else {}
         cut = {"balance": AUTO} if _CUT & given.keys() else {}
         _emulate_cell(from_options(EmulatedCell, {**cut, **given, **shared}), trace, out)
     elif wrong := [option_name((name,)) for name in given if name not in _OF_SCRIPTS]:
         raise ConfigError([f"options of a cell must be left out with a script, got {', '.join(wrong)}; leave them out"])
     else:
+        check_unused("with a script", cells=cells, only=only, timelines=timelines, out=out)
         settings = from_options(EmulatedCell, {"profile": "h100", **given})
         _emulate_script(script, arguments or [], settings, trace, devices=devices or 4, races=races)
 
@@ -285,7 +290,9 @@ def _write(path: Path, run: ScriptRun, metadata: Mapping[str, Any]) -> None:
     from gpipe_bench.machine.trace_file import write_trace
 
     if has_rows(path):
-        write_trace(path, run.replayed.trace, run.replayed)
+        times = run.step_times_ms
+        step_ns = round(median(times) * 1e6) if times else None
+        write_trace(path, run.replayed.trace, run.replayed, step_ns=step_ns, memory=run.replayed.memory)
     else:
         write_files({path: json_text(chrome_trace(run.records, run.replayed, metadata))})
     typer.echo(f"wrote {path}")

@@ -29,7 +29,7 @@ def explain(
     step = read_step(traces)
     table = Grid(
         [Column("device", text=True), *map(Column, _SHARES), Column("of idle: host")],
-        f"step of {_ms(step.length_us)}: shares of each device's time",
+        f"{_title(step)}: shares of each device's time",
     )
     for name, (shares, host) in zip(step.devices, split(step), strict=True):
         table.add(
@@ -43,11 +43,19 @@ def explain(
             "These ranges are the host's: what a message takes counts as compute of the action that waits for it.\n"
             "On GPUs they show launches alone: trace with ProfilerActivity.CUDA."
         )
+    if any(step.flushes):
+        counts = ", ".join(f"{count} times on device {device}" for device, count in enumerate(step.flushes) if count)
+        typer.echo(f"Allocators gave cached memory back while the device was idle: {counts}, in all steps together.")
     try:
         typer.echo(f"The same order with its mean durations and nothing else: {_ms(by_arithmetic(step))}.\n")
     except ScheduleError as error:
         typer.echo(f"The order cannot be computed, for lack of actions in the trace: {error}\n")
     output().print(_ways(step))
+
+
+def _title(step: Step) -> str:
+    period, span = _ms(step.length_us if step.period_us is None else step.period_us), _ms(step.length_us)
+    return f"step of {period}" if period == span else f"step of {period}, {span} from its first action to its last"
 
 
 def _ways(step: Step) -> Grid:

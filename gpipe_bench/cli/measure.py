@@ -12,7 +12,7 @@ import typer
 from gpipe_bench.bench.running.ranks import rank_here
 from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.spec.settings import AUTO
-from gpipe_bench.cli.cells import CellFile, Only, from_file, from_options, with_settings
+from gpipe_bench.cli.cells import CellFile, Only, check_unused, from_file, from_options, with_settings
 from gpipe_bench.cli.options import (
     check_device,
     named,
@@ -67,6 +67,8 @@ def run(
     status and a reason. The exit status is then 1; with --cells it is 0, so that one failed cell does not end an
     experiment. Bad arguments are a line each on stderr, exit status 2 and no file.
     """
+    if cells is None:
+        check_unused("without --cells", only=only)
     chosen = from_file(MeasuredCell, cells, only, given) if cells is not None else [_cell(given)]
     rank = rank_here(chosen[0])
     if rank is not None:

@@ -16,6 +16,7 @@ from gpipe_bench.cli.cells import (
     Only,
     RawOut,
     Timelines,
+    check_unused,
     from_file,
     from_options,
     names_in,
@@ -82,8 +83,10 @@ def simulate(
     if layers is not None:
         given = {**_of_layers(layers, given, cells), **given}
     if cells is not None:
+        check_unused("with --cells", trace=trace, rows=rows, devices=devices)
         simulate_file(from_file(SimulatedCell, cells, only, given), names_in(timelines), needed_out(out), processes)
         return
+    check_unused("without --cells", only=only, timelines=timelines, processes=processes > 1)
     cut = {} if "balance" in given else {"partitions": partition_count(given.get("schedule"), devices or 1)}
     shared = {"devices": devices} if devices else {}
     cell = from_options(SimulatedCell, {**_START, **cut, **given, **shared})
@@ -150,11 +153,12 @@ def write_results(
     """Write the files that were asked for; trace and table have the last result."""
     result, row = results[-1], results[-1].row
     replay = steps[-1].replay if steps else None
-    if trace is not None and has_rows(trace) and replay is None:
-        typer.echo(f"{trace} is not written, as nothing ran: {row.reason}", err=True)
+    if trace is not None and replay is None:
+        typer.echo(f"{trace} is not written, as there is no step: {row.reason}", err=True)
         trace = None
-    elif trace is not None and has_rows(trace) and replay is not None:
-        write_rows(trace, replay.trace, replay.rows())
+    elif trace is not None and replay is not None and has_rows(trace):
+        step_ns = round((row.step_time_ms or 0) * 1e6)
+        write_rows(trace, replay.trace, replay.rows(), step_ns=step_ns, memory=steps[-1].memory)
     elif trace is not None:
         write_trace(trace, row.variant, row, [TimelineEvent(**event) for event in result.events], row.reason)
     texts = {out: results_json(results)} if out is not None else {}

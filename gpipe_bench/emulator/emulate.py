@@ -238,6 +238,7 @@ def _steps(
             throughput_samples_per_s=base.settings["batch_size"] / length_us * 1e6,
             step_time_ms=length_us / 1e3,
             devices=device_uses(replayed.memory, busy_devices(events, used, length_us), length_us, used),
+            memory=replayed.memory,
             events=events,
             host_fraction=_host_ns(replayed, host, first, last) / (after - before) if host else None,
             kernel_fraction=max(replayed.sums("duration_ns", first, last).values()) / (after - before)

@@ -9,10 +9,14 @@ the default there. ``task`` is the number of the pipeline's task that a row belo
 ``microbatch`` and ``partition``; ``launch_ends`` says when each launch of a row that has several has run, after its
 start; ``adding_ns`` and ``adding_launches`` are what the row takes less if it is the first to add to ``gradients``.
 
-The first line of a trace with nested passes has ``latencies_ns``, too: how long their roots take to come back. Times
-and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first byte and the one after the
-last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread came to it, on the machine of a
-replay; a reader does not need them.
+The first line of a trace with nested passes has ``latencies_ns``, too: how long their roots take to come back. It may
+say what came out: ``step_ns``, how long a step takes, and ``memory``, a table for each device with the fields of
+:class:`~gpipe_bench.machine.replay.DeviceMemory`. Rows of a simulated trace have no blocks, so this is all that it
+knows of memory; where an allocator flushed, which keeps its device waiting, a replay of the file takes less time.
+
+Times and lengths are nanoseconds, sizes bytes; ``reads`` and ``writes`` are blocks with the first byte and the one
+after the last. ``begin_ns``, ``end_ns`` and ``host_ns`` say when the row ran, and when its thread came to it, on the
+machine of a replay; a reader does not need them.
 """
 
 from __future__ import annotations
@@ -27,11 +31,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpipe_bench.errors import TraceError
-from gpipe_bench.machine.replay import Replayed
+from gpipe_bench.machine.replay import DeviceMemory, Replayed
 from gpipe_bench.machine.trace import KINDS, Row, Trace, TracedTask
 from gpipe_bench.util.files import write_files
 
 _HEAD: Final = {"format": "gpipe_bench trace", "version": 1}
+_OUTCOME: Final = ("step_ns", "memory")
 _TIMES: Final = ("begin_ns", "end_ns", "host_ns")
 _PLACES: Final = ("first_read", "first_write", "end_write", "first_end")
 _TASK: Final = ("of", "microbatch", "partition")
@@ -50,15 +55,33 @@ _DURATIONS: Final = frozenset({"duration_ns", "adding_ns", "launch_ends"})
 _LISTS: Final = frozenset({"kind", "reads", "writes", "launch_ends"})
 
 
-def write_trace(path: Path, trace: Trace, replayed: Replayed | None = None) -> None:
+def write_trace(
+    path: Path,
+    trace: Trace,
+    replayed: Replayed | None = None,
+    *,
+    step_ns: int | None = None,
+    memory: Sequence[DeviceMemory] = (),
+) -> None:
     """Write a trace, with its times on a machine if it was replayed.
+
+    Args:
+        path: the file.
+        trace: what to write.
+        replayed: when its rows ran.
+        step_ns: how long a step takes.
+        memory: of each device.
 
     Raises:
         OutputError: the path cannot be written.
     """
-    lines = [_HEAD, *_lines(trace)]
+    lines = [dict(_HEAD), *_lines(trace)]
     if any(line["kind"] == "nest" for line in lines[1:]):
-        lines[0] = _HEAD | {"latencies_ns": trace.latencies_ns}
+        lines[0] |= {"latencies_ns": trace.latencies_ns}
+    if step_ns is not None:
+        lines[0] |= {"step_ns": step_ns}
+    if memory:
+        lines[0] |= {"memory": [device._asdict() for device in memory]}
     if replayed is not None:
         times = zip(replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True)
         # An autograd thread may have freed memory since the replay: rows at the end that it does not have.
@@ -83,7 +106,11 @@ def read_trace(path: Path) -> Trace:
     trace = Trace()
     try:
         trace.latencies_ns = tuple(map(int, head.pop("latencies_ns", trace.latencies_ns)))
-        known = head == _HEAD and trace.latencies_ns and min(trace.latencies_ns) >= 0
+        known = (
+            {name: head[name] for name in head if name not in _OUTCOME} == _HEAD
+            and trace.latencies_ns
+            and min(trace.latencies_ns) >= 0
+        )
     except (AttributeError, TypeError, ValueError):
         known = False
     if not known:

@@ -126,6 +126,8 @@ def write_trace(out: Path, variant: str, row: Row, events: Iterable[TimelineEven
         "device": row.device,
         "repeat": str(row.repeat),
         "processes": f"{row.processes} on {row.hosts} hosts" if row.processes != 1 else "",
+        # A measured timeline is of another step than those that were timed.
+        "step_time_ms": "" if row.evidence == "measured" or row.step_time_ms is None else str(row.step_time_ms),
         "clock_error_us": "" if row.clock_error_us is None else f"{row.clock_error_us:.1f}",
         "remark": remark,
         "placement": _placement(row),

@@ -52,6 +52,9 @@ class Step:
         pairs: forward passes that share a range with the backward pass after them.
         overlap: of :func:`gpipe_bench.schedules.timing`. PyTorch sends the results of a pair when both have ended, so
             a pair is one action in its traces; it is two in ours.
+        period_us: how long a step takes, from one to the next; None where a trace does not say. Where steps overlap, it
+            is not :attr:`length_us`.
+        flushes: how often the allocator of each device gave cached memory back, as far as a trace says.
     """
 
     devices: tuple[str, ...]
@@ -59,6 +62,8 @@ class Step:
     on_host: bool = False
     pairs: frozenset[Action] = frozenset()
     overlap: float | None = None
+    period_us: float | None = None
+    flushes: tuple[int, ...] = ()
 
     @property
     def issued(self) -> bool:
@@ -157,6 +162,8 @@ class _Trace:
         groups: ranks of each process group that has several.
         ours: the events of a timeline of ours.
         placement: the device of the schedule for each partition, if the timeline says so.
+        period_us: of a timeline of ours: how long a step takes, if it says so.
+        flushes: of each device, likewise.
         passes: the ranges of a step's computations.
         arrivals: the ranges of its messages, where they are those of a GPU.
         on_host: whether the ranges are the host's.
@@ -168,6 +175,8 @@ class _Trace:
     groups: Collection[tuple[int, ...]]
     ours: Sequence[TimelineEvent]
     placement: Sequence[int]
+    period_us: float | None
+    flushes: tuple[int, ...]
     passes: Sequence[_Range]
     arrivals: Sequence[_Range]
     on_host: bool
@@ -175,13 +184,16 @@ class _Trace:
 
 
 def _load(path: Path, position: int) -> _Trace:
+    row_by_row = path.name.endswith((".jsonl", ".jsonl.gz"))
     try:
         data = path.read_bytes()
         text = gzip.decompress(data) if path.suffix == ".gz" else data
-        trace = _tasks_of_rows(text) if path.name.endswith((".jsonl", ".jsonl.gz")) else json.loads(text)
+        trace = _tasks_of_rows(text) if row_by_row else json.loads(text)
         rows = [row for row in trace["traceEvents"] if row.get("ph") in ("X", "B")]
         ours = [_event_of_ours(row) for row in rows if row.get("cat") in KINDS and "partition" in row.get("args", {})]
-        placement = [int(device) for device in trace.get("otherData", {}).get("placement", "").split("-") if device]
+        told = trace.get("otherData", {})
+        placement = [int(device) for device in told.get("placement", "").split("-") if device]
+        period_us = float(told["step_time_ms"]) * 1e3 if "step_time_ms" in told else None
         group = trace.get("distributedInfo", {})
         world = tuple(range(group.get("world_size", 1)))
         groups = {world, *(tuple(sorted(one.get("ranks", ()))) for one in group.get("pg_config", ()))}
@@ -191,12 +203,15 @@ def _load(path: Path, position: int) -> _Trace:
         sent = [_MESSAGES.fullmatch(str(row.get("name", ""))) for row in rows]
         read = _Trace(
             path, group.get("rank", position), [one for one in groups if len(one) > 1], ours, placement,
+            period_us, tuple(told.get("flushes", ())),
             _last_step(map(_range, passes)), _last_step(_range(row) for row in on_gpu if not _is_pass(row)),
             not on_gpu, {int(one[1]) for one in sent if one},
         )  # fmt: skip
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError([f"trace must be a Chrome trace in JSON, got {path} ({reason}); name another"]) from error
+        rule = "a trace row by row must be lines of JSON" if row_by_row else "trace must be a Chrome trace in JSON"
+        change = "write it by simulate or emulate --trace" if row_by_row else "name another"
+        raise ConfigError([f"{rule}, got {path} ({reason}); {change}"]) from error
     if not (read.passes or any(event.kind in _LETTERS for event in ours)):
         rule = "trace must have actions of a pipeline: a timeline of ours, or ranges such as PP:0F3"
         change = "trace pipe.step, or schedule.step with torch.profiler; Schedule1F1B has no ranges, so mark its stages"
@@ -212,7 +227,7 @@ def _load(path: Path, position: int) -> _Trace:
 
 def _tasks_of_rows(text: bytes) -> dict[str, Any]:
     """The tasks of the last step of a trace row by row, as a timeline of ours: see ``machine/trace_file.py``."""
-    lines = [json.loads(line) for line in text.splitlines()[1:]]
+    head, *lines = map(json.loads, text.splitlines())
     marks = [place for place, line in enumerate(lines) if line["kind"] == "mark"]
     tasks: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for line in lines[slice(*marks[-2:]) if len(marks) > 1 else slice(None)]:
@@ -226,7 +241,10 @@ def _tasks_of_rows(text: bytes) -> dict[str, Any]:
         facts |= {"device": device, "issue_us": min(row["host_ns"] for row in rows) / 1e3, "bytes": 0}
         length = max(row["end_ns"] for row in rows) - begin
         events.append({"ph": "X", "cat": first["of"], "ts": begin / 1e3, "dur": length / 1e3, "args": facts})
-    return {"traceEvents": events}
+    told: dict[str, Any] = {"flushes": [device["flushes"] for device in head.get("memory", ())]}
+    if "step_ns" in head:
+        told["step_time_ms"] = head["step_ns"] / 1e6
+    return {"traceEvents": events, "otherData": told}
 
 
 def _is_range(name: str) -> bool:
@@ -282,7 +300,7 @@ def _step_of_ours(trace: _Trace) -> Step:
     homes = {event.partition: event.device for event in found.values() if event.kind in _LETTERS}
     if trace.placement and len(trace.placement) > max(homes, default=-1):
         homes = {j: f"device {trace.placement[j]} ({name})" for j, name in homes.items()}
-    return _step(found.values(), homes)
+    return _step(found.values(), homes, period_us=trace.period_us, flushes=trace.flushes)
 
 
 def _step(events: Collection[TimelineEvent], homes: Mapping[int, str], **facts: Any) -> Step:

@@ -239,6 +239,7 @@ def _simulated(runs: Steps, workload: Workload, machine: HardwareMachine, facts:
         step_time_ms=done.step_ns / 1e6,
         microbatches=workload.m,
         devices=step_uses(done, done.devices, max(1, settings.steps - 1)),
+        memory=done.memory,
         events=step_events(done)[0],
         peak_allocated_gib=summed_gib(done.peak_allocated_bytes),
         peak_reserved_gib=summed_gib(done.peak_reserved_bytes),

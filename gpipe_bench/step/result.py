@@ -129,6 +129,7 @@ class Step:
             threads race, see :func:`gpipe_bench.simulator.steps.settings.enough_steps`.
         microbatches: m, as the batch gave them.
         devices: use of each device.
+        memory: of each device, in bytes; empty without memory.
         events: timeline of the last step, in the order of starts; zero is the end of the step before. The host runs
             ahead, so what it issued before that has a negative time of issue.
         peak_allocated_gib: sum over devices; None without memory.
@@ -153,6 +154,7 @@ class Step:
     step_time_ms: float | None = None
     microbatches: int
     devices: tuple[DeviceUse, ...] = ()
+    memory: tuple[DeviceMemory, ...] = ()
     events: Sequence[TimelineEvent]
     peak_allocated_gib: float | None = None
     peak_reserved_gib: float | None = None

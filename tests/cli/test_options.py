@@ -78,6 +78,24 @@ def test_a_fault_of_the_program_is_not_hidden(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("emulate", "--cells", "a.json", "--trace", "a", "--races"),
+            "with --cells must be left out, got --trace, --races",
+        ),
+        (("emulate", "--only", "a"), "without --cells must be left out, got --only; leave it out"),
+        (("emulate", "--races"), "without a script must be left out, got --races"),
+        (("emulate", "a.py", "--cells", "a.json", "--out", "a"), "with a script must be left out, got --cells, --out"),
+        (("run", "--out", "a.json", "--only", "a"), "without --cells must be left out, got --only"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(arguments, words, capsys):
+    status, _, err = called(arguments, capsys)
+    assert (status, f"options that do nothing {words}" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
     ("chunks", "batch_size", "said"),
     [
         (1000, 8, "note: chunks: 1000 asked for, 8 used, since the batch has 8 samples\n"),

@@ -197,6 +197,14 @@ def test_every_problem_of_a_profile_is_a_line(call, tmp_path, text, problems):
         (("--balance", "1-2"), ["--balance must sum to the 241 layers"]),
         (("--flavour", "new"), ["--flavour must be one of current, published"]),
         (("--trace", "/proc/nowhere/trace.json"), ["output must be writable"]),
+        (
+            ("--cells", "none.json", "--trace", "a.json", "--rows", "a.csv", "--devices", 2),
+            ["options that do nothing with --cells must be left out, got --trace, --rows, --devices; leave them out"],
+        ),
+        (
+            ("--only", "a", "--timelines", "b", "--processes", 2),
+            ["options that do nothing without --cells must be left out, got --only, --timelines, --processes"],
+        ),
     ],
     ids=lambda value: str(value[0]),
 )
@@ -206,6 +214,17 @@ def test_bad_input_is_a_line_per_problem(call, arguments, problems):
     lines = err.splitlines()
     assert len(lines) == len(problems)
     assert all(line.startswith(f"error: {problem}") for line, problem in zip(lines, problems, strict=True))
+
+
+def test_without_a_step_there_is_no_trace(call, tmp_path):
+    for name in ("step.json", "step.jsonl"):
+        status, out, err = call(*SMALL, "--batch-size", 10**6, "--trace", tmp_path / name)
+        assert (status, "oom: device" in out, f"{name} is not written, as there is no step: device" in err) == (
+            0,
+            True,
+            True,
+        )
+    assert not [*tmp_path.iterdir()]
 
 
 def test_lines_of_cells_tell_apart_who_runs_the_model():

@@ -478,16 +478,23 @@ def test_run_writes_a_trace_that_is_explained(tmp_path, schedule):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("name", "text", "words"),
     [
-        ("{", "must be a Chrome trace in JSON"),
-        ('{"traceEvents": [{"ph": "X", "dur": 1, "cat": "forward", "args": {"partition": 0}}]}', "must be a Chrome"),
-        ('{"traceEvents": [{"ph": "X", "dur": 1, "cat": "copy"}]}', "got none in"),
-        ('{"traceEvents": []}', "got none in .* Schedule1F1B has no ranges"),
+        ("a.json", "{", "must be a Chrome trace in JSON"),
+        (
+            "a.json",
+            '{"traceEvents": [{"ph": "X", "dur": 1, "cat": "forward", "args": {"partition": 0}}]}',
+            "must be a Chrome trace in JSON",
+        ),
+        ("a.json", '{"traceEvents": [{"ph": "X", "dur": 1, "cat": "copy"}]}', "got none in"),
+        ("a.json", '{"traceEvents": []}', "got none in .* Schedule1F1B has no ranges"),
+        ("a.jsonl", "", "a trace row by row must be lines of JSON, got .* write it by simulate or emulate --trace"),
+        ("a.jsonl", '{"version": 1}\n{', "a trace row by row must be lines of JSON"),
+        ("a.jsonl", "[]", "a trace row by row must be lines of JSON"),
     ],
 )
-def test_a_file_without_actions_is_refused(tmp_path, text, words):
-    path = tmp_path / "a.json"
+def test_a_file_without_actions_is_refused(tmp_path, name, text, words):
+    path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_step([path])

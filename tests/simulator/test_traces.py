@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import pytest
 
 from gpipe_bench.cli import main
 from gpipe_bench.components import Components
 from gpipe_bench.errors import TraceError
-from gpipe_bench.machine.replay import Replay
+from gpipe_bench.machine.replay import DeviceMemory, Replay
 from gpipe_bench.machine.trace_file import difference, read_trace, write_trace
 from gpipe_bench.simulator.steps.run import Settings, run
 from tests.simulator.support import Plain, task, workload
@@ -70,6 +71,25 @@ def test_explain_reads_it_as_it_reads_the_timeline(tmp_path, command):
         texts.append(command("explain", tmp_path / name))
     assert texts[0] == texts[1]
     assert "step of" in texts[0]
+
+
+def test_explain_names_the_period_of_steps_that_overlap(tmp_path, command):
+    small = "--model", "gpt2", "--partitions", 2, "--chunks", 2, "--batch-size", 4, "--profile", "h100"
+    for name in ("step.json", "step.jsonl"):
+        told = command("simulate", *small, "--trace", tmp_path / name)
+        (period,) = re.findall(r"([0-9.]+) ms per step", told)
+        explained, span = re.findall(r"([0-9.]+) ms", command("explain", tmp_path / name))[:2]
+        assert f"{float(explained):.2f}" == period != f"{float(span):.2f}"
+
+
+def test_what_allocators_gave_back_is_in_the_file(tmp_path, command):
+    path, memory = tmp_path / "step.jsonl", DeviceMemory(1, 2, 3, 4, 5, 6, 0)
+    replay = run(workload(2, [task(10_000, 24_000, 3)] * 2), Plain(copy=700), CASES["1f1b"]).replay
+    write_trace(path, replay.trace, replay.rows(), step_ns=5, memory=[memory, memory._replace(flushes=3)])
+    assert "gave cached memory back while the device was idle: 3 times on device 1, in all" in command("explain", path)
+    assert difference(replay.trace, read_trace(path)).row is None
+    head = json.loads(path.read_text().splitlines()[0])
+    assert DeviceMemory(**head["memory"][0]) == memory
 
 
 WRONG = {
