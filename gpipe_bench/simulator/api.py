@@ -24,9 +24,9 @@ from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
 from gpipe_bench.machine.networks import NETWORK, machine_of
 from gpipe_bench.machine.profile import HardwareMachine, Link, Profile, load_profile
 from gpipe_bench.models.measured import assumptions, have_memory
+from gpipe_bench.results.timeline import COMPUTE_KINDS
 from gpipe_bench.schedules import Schedule, check
-from gpipe_bench.schedules.cycles import checkpoint_stop
-from gpipe_bench.simulator.steps.run import Settings, Steps, run, step_events, step_uses
+from gpipe_bench.simulator.steps.run import Run, Settings, Steps, run, step_events, step_uses
 from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import build_workload, layers_of
@@ -244,8 +244,8 @@ def _simulated(runs: Steps, workload: Workload, machine: HardwareMachine, facts:
         peak_allocated_gib=summed_gib(done.peak_allocated_bytes),
         peak_reserved_gib=summed_gib(done.peak_reserved_bytes),
         settings=facts,
-        host_fraction=_host_ns(workload, settings, machine) / done.step_ns,
-        kernel_fraction=_kernel_ns(workload, settings) / done.step_ns,
+        host_fraction=_host_ns(done, workload, settings, machine) / done.step_ns,
+        kernel_fraction=_kernel_ns(done, workload, settings) / done.step_ns,
         replay=done.replay,
     )
 
@@ -253,34 +253,34 @@ def _simulated(runs: Steps, workload: Workload, machine: HardwareMachine, facts:
 def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Tensor]) -> int:
     """Operations of a training step on one device that take the host a launch, with an optimizer without state."""
     work: dict[str, Any] = {"balance": [len(module)], "batch_size": len(sample), "sample": sample, "loss": loss}
-    threads, others = _sums(build_workload(module, profile=load_profile("h100"), **work), Settings(), "launches")
-    return sum(threads.values()) + others
+    workload = build_workload(module, profile=load_profile("h100"), **work)
+    task = workload.task(0, 0)
+    return sum(one.launches for one in (task.forward, task.backward, workload.loss, *workload.optimizer))
 
 
-def _host_ns(workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
+def _host_ns(done: Run, workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
     """Host time of a step: its passes, then loss and update."""
-    threads, others = _sums(workload, settings, "launches")
+    threads, others = _sums(done, workload, settings, "launches")
     return machine.host_ns(threads) + machine.launch_ns * others + sum(each.host_ns for each in workload.optimizer)
 
 
-def _kernel_ns(workload: Workload, settings: Settings) -> int:
+def _kernel_ns(done: Run, workload: Workload, settings: Settings) -> int:
     """Time of the kernels of the busiest device, and of loss and update, if none waits for anything."""
-    devices, others = _sums(workload, settings, "duration_ns")
+    devices, others = _sums(done, workload, settings, "duration_ns")
     return max(devices.values()) + others
 
 
-def _sums(workload: Workload, settings: Settings, what: str) -> tuple[Counter[int], int]:
-    """``launches`` or ``duration_ns`` of the partitions of each device, and those of the loss and of the update."""
-    recomputed = checkpoint_stop(settings.checkpoint, workload.m)
+def _sums(done: Run, workload: Workload, settings: Settings, what: str) -> tuple[Counter[int], int]:
+    """``launches`` or ``duration_ns`` of a step's passes on each device, and those of the loss and of the update."""
+    tasks = done.replay.trace.tasks
+    passes = [task for task in tasks[: len(tasks) // len(done.step_ends_ns)] if task.kind in COMPUTE_KINDS]
     found: Counter[int] = Counter()
-    for j, device in zip(range(workload.n), settings.devices or range(workload.n), strict=True):
-        works = [workload.task(i, j) for i in range(workload.m)]
-        kernels = [each for work in works for each in (work.forward, work.backward)]
-        kernels += [work.recompute for work in works[:recomputed] if work.learns]
-        found[device] += sum(getattr(each, what) for each in kernels)
-        if what == "duration_ns" and settings.flavour != "published":
-            # The first gradients of a step are not added to any.
-            found[device] -= works[0].backward.adding_ns
+    for task in passes:
+        found[task.device] += getattr(workload.task(task.i, task.j).kernels(task.kind), what)
+    if what == "duration_ns" and settings.flavour != "published":
+        # The first gradients of a step are not added to any.
+        for j, device in enumerate(done.devices):
+            found[device] -= workload.task(0, j).backward.adding_ns
     # With a schedule, each micro-batch has a loss of its own, which takes its share of the time.
     losses = workload.m if what == "launches" and settings.schedule is not None else 1
     return found, losses * getattr(workload.loss, what) + sum(getattr(each, what) for each in workload.optimizer)

@@ -58,6 +58,17 @@ def test_a_pipeline_waits_for_the_host_whatever_its_bubble():
     assert step.bound_by_host
 
 
+def test_both_parts_of_a_backward_pass_are_launched():
+    """Layer normalisation launches its backward pass twice if it is split: for its inputs, and for its weights."""
+    with torch.device("meta"):
+        layers, sample = nn.Sequential(*(nn.LayerNorm(16) for _ in range(4))), torch.empty(1, 16)
+    options = {"balance": [2, 2], "batch_size": 64, "chunks": 4, "checkpoint": "never", "sample": sample}
+    options |= {"memory": False, "profile": "h200"}
+    whole, split = (simulate(layers, schedule=name, **options) for name in ("looped_bfs", "zb_v"))
+    assert split.step_time_ms > 1.1 * whole.step_time_ms
+    assert whole.host_fraction == split.host_fraction == 1
+
+
 def test_large_layers_do_not():
     assert not step(8192).bound_by_host
     assert 0 < step(8192).host_fraction < 0.95

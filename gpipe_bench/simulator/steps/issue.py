@@ -11,7 +11,7 @@ from gpipe_bench.machine.replay import Machine
 from gpipe_bench.simulator.steps.places import Places
 from gpipe_bench.simulator.steps.settings import Settings
 from gpipe_bench.simulator.steps.writer import CALLER, TraceWriter
-from gpipe_bench.simulator.workloads.workload import HOST, NOTHING, Kernels, SplitWork, Workload
+from gpipe_bench.simulator.workloads.workload import HOST, Kernels, Workload
 
 OPEN, TIED, CHECKPOINT, CELL = range(4)
 """How a forward pass is run, and what is kept until its backward pass: ``simulator/memory/memory.h``."""
@@ -68,11 +68,7 @@ class Issuer:
 
     def _passes_of(self, kind: str, size: int, j: int) -> tuple[Kernels, int]:
         work = self.work.partitions[j][size]
-        split = work.split or SplitWork(NOTHING, NOTHING)
-        kernels = {
-            "forward": work.forward, "recompute": work.recompute, "backward": work.backward,
-            "backward_inputs": split.inputs, "backward_weights": split.weights,
-        }[kind]  # fmt: skip
+        kernels = work.kernels(kind)
         if self.published:
             # The latencies of the published runs were chosen while launches left queues evenly.
             kernels = replace(kernels, ends_ns=())

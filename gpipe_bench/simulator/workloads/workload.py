@@ -141,6 +141,14 @@ class TaskWork:
     checkpointed: TaskWork | None = None
     split: SplitWork | None = None
 
+    def kernels(self, kind: str) -> Kernels:
+        """Of a pass: ``forward``, ``recompute``, ``backward``, ``backward_inputs`` or ``backward_weights``."""
+        split = self.split or SplitWork(NOTHING, NOTHING)
+        return {
+            "forward": self.forward, "recompute": self.recompute, "backward": self.backward,
+            "backward_inputs": split.inputs, "backward_weights": split.weights,
+        }[kind]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class SkipWork:
