@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-
-# Public is torch.compiler.disable alone, which loads the compiler: half a second in programs that compile nothing.
-from torch._C._dynamo import eval_frame
 from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad
 
@@ -70,13 +67,6 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTor
     def _should_skip_dynamo(cls) -> bool:
         # True, the default, imports it only to keep it away from the mode. PyTorch 2.13 calls the switch temporary.
         return False
-
-
-_skip = eval_frame._FrameAction.SKIP  # noqa: SLF001 - as above; for the frame, and for all that it calls
-eval_frame.set_code_exec_strategy(
-    DispatchMode.__torch_dispatch__.__code__,
-    eval_frame._FrameExecStrategy(_skip, _skip),  # noqa: SLF001 - as above
-)
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

@@ -176,7 +176,7 @@ class _Receive(Function):
             raise RuntimeError(
                 "with checkpoints or a schedule gradients must come from the pipeline's outputs, got some from a "
                 "tensor that a layer keeps aside, or that another layer has from there; return it as an output, or "
-                "leave out schedule and backward and use checkpoint='never'"
+                "use checkpoint='never' without a schedule"
             )
         inlet.grads = grads
         return (None, None, None)

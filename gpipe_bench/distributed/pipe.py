@@ -120,7 +120,6 @@ class Pipe(Layers):
                 deferred_batch_norm=deferred_batch_norm,
                 components=Components(copy_streams=False),
                 workers="never",
-                scheduled=True,
             )
             sizes = checked_module(module, balance)
             rows, choice = scheduled_on(schedule, len(sizes), [own] * self._size)

@@ -14,7 +14,7 @@ from gpipe_bench.autograd.sequential import check_outermost, check_sharing
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
-from gpipe_bench.util.choices import BACKWARDS, CHECKPOINT_MODES, WORKERS
+from gpipe_bench.util.choices import CHECKPOINT_MODES, WORKERS
 
 T = TypeVar("T")
 
@@ -28,15 +28,6 @@ def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T]
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be {form}, got {value!r}; put it into a list")
     return list(value)
-
-
-def check_backward(backward: str | None, *, has_schedule: bool) -> bool:
-    """Check what orders the backward pass, and say whether that is a schedule."""
-    if backward is not None:
-        check_choice("backward", backward, BACKWARDS)
-    if has_schedule and backward == "autograd":
-        raise ValueError("backward must be 'scheduled' with a schedule, got 'autograd'; leave one of the two out")
-    return has_schedule or backward == "scheduled"
 
 
 def checked_setting(name: str, value: Any) -> Any:

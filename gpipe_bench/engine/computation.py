@@ -23,7 +23,6 @@ from gpipe_bench.autograd.microbatch import (
     versions,
 )
 from gpipe_bench.components import Components
-from gpipe_bench.engine.advice import advise
 from gpipe_bench.engine.context import ExecutionContext
 from gpipe_bench.engine.observer import Observer, Task, observed
 from gpipe_bench.engine.partition import Partition
@@ -48,7 +47,6 @@ class BatchContext:
         observer: told of every task, if any.
         partitions: in place.
         ends: where the copies of each partition begin or end, a list by micro-batch.
-        rows: of the first and of the last micro-batch.
         trained: whether each partition has something to learn. If it has not, and no input of a task needs a gradient,
             the task is no checkpoint: nothing would be recomputed.
     """
@@ -62,7 +60,6 @@ class BatchContext:
     observer: Observer | None
     partitions: list[Partition]
     ends: list[list[Endpoint]]
-    rows: tuple[int, int]
     trained: list[bool]
 
     def route(self, kind: str, i: int, source: int, target: int) -> Route | None:
@@ -188,12 +185,8 @@ class Computation:
     def observed(self, kind: str, job: Any, *args: Any) -> Any:
         """Run ``job`` on the compute stream, and report it as a task of this kind."""
         observer = self._batch.observer
-        try:
-            with use_stream(self.stream), self._batch.turns.turn(self.partition.j):
-                return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
-        except Exception as error:
-            advise(error, len(self._batch.ends[0]), self._batch.rows)
-            raise
+        with use_stream(self.stream), self._batch.turns.turn(self.partition.j):
+            return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
 
     def task(self, kind: str) -> Task:
         """What an observer is told of this computation."""

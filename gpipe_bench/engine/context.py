@@ -117,7 +117,7 @@ def uncached_weights(*, shared: bool, anew: bool) -> Iterator[None]:
     if anew and parametrize._cache_enabled:  # noqa: SLF001 - as above; the number of blocks
         raise RuntimeError(
             "parametrized weights must be computed in each task, got parametrize.cached() around a batch with "
-            "checkpoints or a schedule; leave it out, or use checkpoint='never' without schedule and backward"
+            "checkpoints or a schedule; leave it out, or use checkpoint='never' without a schedule"
         )
     yield
     if shared and parametrize._cache is not before:  # noqa: SLF001 - as above

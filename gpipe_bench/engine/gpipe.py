@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from gpipe_bench.autograd.microbatch import MicroBatch, aliased_values, check_device, flatten
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import (
-    check_backward,
     check_collection,
     checked_module,
     cuda_devices,
@@ -66,17 +65,14 @@ class GPipe(Layers):
             schedule. With ``interleaved``, ``interleaved_zb``, ``looped_bfs``, ``zb_v``, ``v_half``, ``v_min`` and
             ``dualpipe_v`` each device has several partitions: ``devices`` has one entry per device, ``balance`` v
             entries for each of them.
-        backward: ``scheduled`` is another name of ``schedule='gpipe'``, ``autograd`` of the default.
         transfer: how tensors go from device to device: ``direct``; ``host``, through host memory, also where several
             devices of the pipeline are one device of the machine.
         workers: which threads run the layers: ``always``, one thread per accelerator, and on the CPU one per
-            partition, or one per device of the schedule; ``never``, the calling thread. ``auto`` is an older name of
-            ``always``.
+            partition, or one per device of the schedule; ``never``, the calling thread.
 
     Attributes:
         balance: layers per partition.
         devices: device of each partition.
-        backward_mode: ``scheduled`` with a schedule, else ``autograd``.
         chunks: as above. It may be changed between batches, as may ``checkpoint`` and ``workers``.
         partitions: a list with one ``nn.Sequential`` per partition. Use ``pipe[i] = layer`` to replace a layer.
 
@@ -100,11 +96,9 @@ class GPipe(Layers):
         deferred_batch_norm: bool = False,
         components: Components | None = None,
         schedule: ScheduleLike | Iterable[Iterable[tuple[str, int, int]]] | None = None,
-        backward: str | None = None,
         transfer: str = "direct",
         workers: str = "always",
     ) -> None:
-        scheduled = check_backward(backward, has_schedule=schedule is not None)
         super().__init__(
             chunks=chunks,
             checkpoint=checkpoint,
@@ -112,7 +106,6 @@ class GPipe(Layers):
             components=components,
             transfer=transfer,
             workers=workers,
-            scheduled=scheduled,
         )
         sizes = checked_module(module, balance)
         chosen = checked_schedule(schedule)
@@ -124,7 +117,7 @@ class GPipe(Layers):
         entries = rows if len(set(rows)) < len(rows) else range(len(rows))
         found = resolve_devices(given, max(entries, default=-1) + 1, len(rows))
         places = [found[entry] for entry in entries]
-        choice = Choice(chosen or "gpipe", places, rows) if scheduled else None
+        choice = Choice(chosen, places, rows) if chosen is not None else None
         self._hold(*split_layers(module, sizes, places, deferred_batch_norm=deferred_batch_norm), sizes, places)
         self._pipeline = Pipeline(rows, choice)
 

@@ -48,7 +48,6 @@ class Layers(nn.Module):
         components: see there.
         transfer: see there.
         workers: see there.
-        scheduled: whether a schedule orders the backward pass.
 
     Attributes:
         skip_layout: where skips begin and end.
@@ -75,7 +74,6 @@ class Layers(nn.Module):
         components: Components | None,
         transfer: str = "direct",
         workers: str,
-        scheduled: bool,
     ) -> None:
         super().__init__()
         if components is not None and not isinstance(components, Components):
@@ -88,7 +86,7 @@ class Layers(nn.Module):
         self.chunks, self.checkpoint, self.workers = chunks, checkpoint, workers
         check_choice("transfer", transfer, TRANSFERS)
         self.components = components or Components()
-        self.transfer, self.backward_mode = transfer, "scheduled" if scheduled else "autograd"
+        self.transfer = transfer
         self.deferred_batch_norm = deferred_batch_norm
         self.task_observer, self.batch_lock = None, threading.Lock()
 

@@ -138,7 +138,6 @@ class Pipe(Layers):
             components=components,
             transfer=transfer,
             workers=workers,
-            scheduled=schedule is not None,
         )
         check_outermost(module)
         sizes, devices = placed_partitions(module)

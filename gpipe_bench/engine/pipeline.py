@@ -231,12 +231,6 @@ class Pipeline:
         if plan.backward:
             check_layers(layers, whole=not anew)
         shared = plan.m > 1 and plan.n > 1
-        # A tensor that is not split has as many rows as one that is, or more. In a process without the first partition
-        # nothing is known of them.
-        rows = [
-            min((value.size(0) for value in each.values if isinstance(value, Tensor) and value.dim()), default=0)
-            for each in microbatches
-        ] or [0]
         with layers.batch_lock, deferring(layers.deferred_layers, plan.m), uncached_weights(shared=shared, anew=anew):
             self._hand_over(layers, microbatches, entering=True)
             # Tasks draw the same random numbers in every thread.
@@ -245,7 +239,7 @@ class Pipeline:
             # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task.
             threads = layers.workers != "never" and plan.components.clock_cycle and plan.n > 1
             mode = layers.training, threads
-            turns = self._turns.get(mode) or self._turns.setdefault(mode, Turns(threads=threads))
+            turns = self._turns.get(mode) or self._turns.setdefault(mode, Turns())
             options: Any = {"concurrent": concurrent, "training": layers.training}
             randomness = BatchRandomness(layers.devices, layers.partitions, self._drawing, turns, **options)
             before, this_thread.locks = this_thread.locks, (*this_thread.locks, layers.batch_lock)
@@ -260,7 +254,6 @@ class Pipeline:
                     observer=layers.task_observer,
                     partitions=places,
                     ends=[each.endpoints(plan.m, each.computing(), copy_streams=aside) for each in places],
-                    rows=(rows[0], rows[-1]),
                     trained=[any(weight.requires_grad for weight in each.layers.parameters()) for each in places],
                 )
             finally:

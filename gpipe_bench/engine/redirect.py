@@ -134,6 +134,7 @@ def _check_drawn_once(*, nested: bool) -> None:
     """Refuse a number that somebody else will want to draw again."""
     if nested:
         raise RandomnessError(_refusal("a pipeline", "make its layers partitions of the outer one"))
+    # torch.utils.checkpoint puts back the default generator and no other one (pytorch#14253): gradients would be wrong.
     for frame, _ in walk_stack(None):
         if frame.f_code.co_filename == _CHECKPOINT:
             raise RandomnessError(_refusal("torch.utils.checkpoint", "let the pipeline checkpoint instead"))

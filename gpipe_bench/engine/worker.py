@@ -7,19 +7,14 @@ thread, which starts, feeds and ends all others, and an interrupt of the caller 
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
-from _thread import start_new_thread
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
-from pathlib import Path
-from queue import Empty, SimpleQueue
-from time import sleep
-from traceback import walk_tb
-from typing import Any, Final, TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,16 +22,6 @@ from gpipe_bench.autograd.dispatch_mode import DispatchMode
 
 T = TypeVar("T")
 Result = tuple[Any, BaseException | None]
-_OURS: Final = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-
-# Files of PyTorch that trace, and what a compiled layer raises beside one that is traced.
-_TRACING = ("/torch/_higher_order_ops/", "/torch/_dynamo/convert_frame.py")
-_BESIDE = "using FX to symbolically trace"
-_NOTE = (
-    "PyTorch must trace and compile in one thread at a time, got an error while it did so, perhaps beside other "
-    "partitions; use workers='never', or run the batch again: from now on partitions take turns. If PyTorch "
-    "stays broken, begin a new process with workers='never'."
-)
 
 
 class ThreadState(threading.local):
@@ -59,7 +44,12 @@ def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
     """
     locks = this_thread.locks
     if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - it has no public name; False in a profile of all threads
-        _warn_of_profile()
+        warnings.warn(
+            "torch.profiler must profile all threads to see the layers of a pipeline, got a profile of this thread "
+            "alone; pass experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) to "
+            "profile(), or make the pipeline with workers='never'",
+            stacklevel=2,
+        )
 
     def run() -> None:
         this_thread.locks = locks
@@ -69,19 +59,6 @@ def new_thread(name: str, job: Callable[[], object]) -> threading.Thread:
         job()
 
     return threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True)
-
-
-def _warn_of_profile() -> None:
-    """Say, at the caller's line, that a profile of this thread does not see another one: PyTorch cannot let it in."""
-    frame, level = sys._getframe(), 1  # noqa: SLF001 - documented
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(
-        "torch.profiler must profile all threads to see the layers of a pipeline, got a profile of this thread alone; "
-        "pass experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True) to profile(), or "
-        "make the pipeline with workers='never'",
-        stacklevel=level,
-    )
 
 
 def is_foreign_thread() -> bool:
@@ -115,43 +92,18 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
 
     ``stop`` is called if this thread is interrupted; the job must end soon after. Then the interrupt comes back.
     """
-    # It is taken out before it runs: the thread keeps nothing of the batch for the moments in which it ends.
-    inbox: SimpleQueue[Callable[[], T]] = SimpleQueue()
-    outbox: SimpleQueue[Result] = SimpleQueue()
-    threads: list[threading.Thread] = []
-
-    def run() -> None:
-        # There is no job any more if the caller was interrupted at this moment.
-        with suppress(Empty):
-            outbox.put(result_of(inbox.get_nowait()))
-        # The thread forgets itself: where an object of Python's threads is dropped, an interrupt can be lost.
-        threads.clear()
-
-    def start() -> None:
-        # There is no thread to start any more if the caller was interrupted before this moment.
-        with suppress(IndexError):
-            result = result_of(unstarted.pop().start)
-            if result[1] is not None:
-                outbox.put(result)
-
-    threads.append(new_thread("gpipe-batch", run))
-    unstarted = list(threads)
-    inbox.put(job)
+    # The job is taken out before it runs: the thread keeps nothing of the batch for the moments in which it ends.
+    jobs, outbox = [job], SimpleQueue[Result]()
+    del job
+    thread = new_thread("gpipe-batch", lambda: outbox.put(result_of(jobs.pop())))
     try:
-        # An interrupt within Thread.start() can leave a thread half made, so a thread that gets no signals calls it.
-        start_new_thread(start, ())
+        thread.start()
         results = [outbox.get()]
     except BaseException:
-        with suppress(Empty):
-            inbox.get_nowait()
         stop()
-        with suppress(IndexError):
-            unstarted.pop()
-            threads.clear()
-        for thread in threads[:1]:
-            # To join fails until it has started, and for ever if it could not be started: then the outbox says why.
-            while result_of(thread.join)[1] is not None and (thread.is_alive() or outbox.empty()):
-                result_of(partial(sleep, 1e-4))
+        # One that begins only now finds the batch stopped before its first task.
+        if thread.is_alive():
+            thread.join()
         # An exception in there has a traceback, whose frames hold the outbox.
         while not outbox.empty():
             outbox.get()
@@ -206,37 +158,23 @@ class Turns:
     too. So all tasks of a pipeline that uses either take turns. The first task of each partition, and the first loss,
     show whether it does; these take turns with each other.
 
-    Args:
-        threads: whether tasks run in threads of their own.
-
     Attributes:
         taken: whether all tasks take turns.
     """
 
-    def __init__(self, *, threads: bool) -> None:
-        self._threads, self.taken = threads, False
+    def __init__(self) -> None:
+        self.taken = False
         self._seen: set[int] = set()
         self._lock = threading.RLock()
 
     @contextmanager
     def turn(self, place: int) -> Iterator[None]:
         """A block for a task of the partition with this index; the loss has the place after the last one."""
-        seen = place in self._seen
-        with self._lock if self.taken or not seen else nullcontext():
-            watch = None if seen else DispatchMode()  # type: ignore[no-untyped-call]  # not annotated
-            known = self.taken
-            try:
-                with watch or nullcontext():
-                    yield
-            except Exception as error:
-                if self._threads and not known and _is_of_tracing(error):
-                    self.taken = True
-                    error.add_note(_NOTE)
-                raise
-            self._seen.add(place)
-            self.taken |= watch is not None and watch.traced
-
-
-def _is_of_tracing(error: BaseException) -> bool:
-    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    return _BESIDE in str(error) or any(each in file for each in _TRACING for file in files)
+        if place in self._seen:
+            with self._lock if self.taken else nullcontext():
+                yield
+            return
+        with self._lock, DispatchMode() as watch:  # type: ignore[no-untyped-call]  # not annotated
+            yield
+        self._seen.add(place)
+        self.taken |= watch.traced

@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 Checkpoint = Literal["always", "except_last", "never"]
 Transfer = Literal["direct", "host"]
-Workers = Literal["always", "never", "auto"]
+Workers = Literal["always", "never"]
 Backward = Literal["autograd", "scheduled"]
 Flavour = Literal["current", "published"]
 Precision = Literal["float32", "float16", "bfloat16"]

@@ -88,7 +88,6 @@ REFUSED = {
     "a hook of its own": (lambda: make(with_own("register_forward_hook", print)), ValueError, "got ['forward_hooks']"),
     "true chunks": (lambda: make(chunks=True), ValueError, "chunks must be a whole number of at least 1, got True"),
     "an unknown checkpoint mode": (lambda: make(checkpoint="sometimes"), ValueError, "got 'sometimes'"),
-    "an unknown backward": (lambda: make(backward="magic"), ValueError, "backward must be one of autograd, scheduled"),
     "an unknown transfer": (lambda: make(transfer="mail"), ValueError, "transfer must be one of direct, host"),
     "too few devices": (lambda: make(devices=["cpu"]), DeviceCountError, "devices must be at least 2 for 2 partitions"),
     "too few devices for two partitions on each": (
@@ -212,7 +211,7 @@ def test_numbers_of_numpy_are_taken_as_pythons():
     [
         ("chunks", 0, "chunks must be a whole number of at least 1, got 0"),
         ("checkpoint", "sometimes", "checkpoint must be one of always, except_last, never, got 'sometimes'"),
-        ("workers", 2, "workers must be one of always, never, auto, got 2"),
+        ("workers", 2, "workers must be one of always, never, got 2"),
     ],
 )
 def test_a_setting_that_changes_later_is_checked_at_once(name, value, message):
@@ -225,15 +224,6 @@ def test_a_setting_that_changes_later_is_checked_at_once(name, value, message):
 
 def test_a_balance_may_be_a_generator():
     assert make(balance=(size for size in (1, 1))).balance == [1, 1]
-
-
-@pytest.mark.parametrize(("backward", "schedule"), [("autograd", None), ("scheduled", "gpipe")])
-def test_names_of_the_backward_pass(backward, schedule):
-    """``scheduled`` is another name of the schedule."""
-    for options in ({"backward": backward}, {"schedule": schedule}):
-        assert make(**options).backward_mode == backward
-    pipe = make(backward=backward, checkpoint="never", chunks=2)
-    assert ("Drive" in str(pipe(X).grad_fn.next_functions[0][0].next_functions)) == (schedule == "gpipe")
 
 
 # --- inputs --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gpipe_bench import GPipe
 from tests.engine.steps import samples
 from tests.engine.support import MODES, Affine, Mix, assert_same, on_cpu, score, train_step
 
-both_backwards = pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+both_executors = pytest.mark.parametrize("schedule", [None, "gpipe"])
 every_mode = pytest.mark.parametrize("checkpoint", MODES)
 both_workers = pytest.mark.parametrize("workers", ["always", "never"])
 
@@ -38,13 +38,13 @@ WRITES = {
 }
 
 
-@both_backwards
+@both_executors
 @both_workers
 @every_mode
 @pytest.mark.parametrize("write", WRITES)
-def test_a_batch_that_is_written_to_before_the_backward_pass_raises(write, checkpoint, workers, backward):
+def test_a_batch_that_is_written_to_before_the_backward_pass_raises(write, checkpoint, workers, schedule):
     """The next batch in the same buffer: gradients would be those of neither."""
-    pipe = on_cpu(plain_model(), [1, 2], chunks=3, checkpoint=checkpoint, workers=workers, backward=backward)
+    pipe = on_cpu(plain_model(), [1, 2], chunks=3, checkpoint=checkpoint, workers=workers, schedule=schedule)
     for _ in range(2):
         batch = x()
         loss = score(pipe(batch))
@@ -55,12 +55,12 @@ def test_a_batch_that_is_written_to_before_the_backward_pass_raises(write, check
     assert_same(train_step(pipe, x()), train_step(plain_model(), x()))
 
 
-@both_backwards
+@both_executors
 @every_mode
-def test_a_single_microbatch_raises_too_or_has_the_gradients_of_the_batch_as_it_was(checkpoint, backward):
+def test_a_single_microbatch_raises_too_or_has_the_gradients_of_the_batch_as_it_was(checkpoint, schedule):
     """The first task of all works on a copy, to see whether its layers write to the batch."""
     expected = train_step(plain_model(), x())
-    pipe = on_cpu(plain_model(), [1, 2], chunks=1, checkpoint=checkpoint, backward=backward)
+    pipe = on_cpu(plain_model(), [1, 2], chunks=1, checkpoint=checkpoint, schedule=schedule)
     batch = x()
     loss = score(pipe(batch))
     batch.zero_()
@@ -81,11 +81,11 @@ def test_a_single_microbatch_raises_too_or_has_the_gradients_of_the_batch_as_it_
         loss.backward()
 
 
-@both_backwards
+@both_executors
 @every_mode
-def test_a_batch_may_be_written_to_after_the_backward_pass(checkpoint, backward):
+def test_a_batch_may_be_written_to_after_the_backward_pass(checkpoint, schedule):
     plain = plain_model()
-    pipe = on_cpu(copy.deepcopy(plain), [1, 2], chunks=3, checkpoint=checkpoint, backward=backward)
+    pipe = on_cpu(copy.deepcopy(plain), [1, 2], chunks=3, checkpoint=checkpoint, schedule=schedule)
     for model in (plain, pipe):
         batch = x()
         for _ in range(3):
@@ -267,18 +267,18 @@ ALLOWED = [
 ]
 
 
-@both_backwards
+@both_executors
 @both_workers
 @every_mode
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
 @pytest.mark.parametrize("case", ALLOWED, ids=lambda case: case.__name__)
-def test_what_the_plain_module_allows(case, checkpoint, workers, backward):
+def test_what_the_plain_module_allows(case, checkpoint, workers, schedule):
     plain = plain_model()
     expected = case(plain)
     for chunks, transfer in ((3, "direct"), (3, "host"), (1, "direct")):
         pipe: GPipe = on_cpu(
             copy.deepcopy(plain), [1, 2],
-            chunks=chunks, checkpoint=checkpoint, workers=workers, backward=backward, transfer=transfer,
+            chunks=chunks, checkpoint=checkpoint, workers=workers, schedule=schedule, transfer=transfer,
         )  # fmt: skip
         pipe.zero_grad()
         torch.testing.assert_close(case(pipe), expected)

@@ -8,7 +8,6 @@ import threading
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
@@ -16,9 +15,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
 from gpipe_bench.autograd.dispatch_mode import DispatchMode
-from gpipe_bench.engine.redirect import Redirect
 from gpipe_bench.engine.worker import Turns
-from gpipe_bench.measure.memory import LiveBytes
 from tests.engine.steps import scheduled
 
 # The compiler that PyTorch calls for them warns of PyTorch's own code.
@@ -136,7 +133,7 @@ def test_a_mode_sees_what_traces(operator):
 
 def known(*operators):
     """The turns of partitions that have run once."""
-    turns = Turns(threads=True)
+    turns = Turns()
     for place, operator in enumerate(operators):
         with turns.turn(place):
             operator(torch.rand(2, 4))
@@ -171,27 +168,9 @@ def test_partitions_that_do_not_trace_run_together():
 
 
 def test_partitions_take_turns_in_their_first_tasks():
-    turns = Turns(threads=True)
+    turns = Turns()
     assert not run_together(turns, 0.1)
     assert run_together(turns)
-
-
-def fails(x):
-    return torch.cond(x.sum() > 0, torch.sin, lambda v: v[0], (x,))
-
-
-def test_an_error_of_an_operator_that_comes_later_says_what_to_do_and_lets_partitions_take_turns():
-    turns = known(torch.sin, torch.sin)
-    with pytest.raises(Exception, match="cond") as caught, turns.turn(0):
-        fails(torch.rand(2, 4))
-    assert "use workers='never', or run the batch again" in caught.value.__notes__[0]
-    assert not run_together(turns, 0.1)
-
-
-def test_an_error_of_a_task_that_ran_alone_is_left_as_it_is():
-    with pytest.raises(Exception, match="cond") as caught, known(torch.sin, OPERATORS["cond"]).turn(0):
-        fails(torch.rand(2, 4))
-    assert not hasattr(caught.value, "__notes__")
 
 
 @torch.no_grad()
@@ -212,19 +191,3 @@ def test_numbers_drawn_in_a_branch_are_drawn_again_in_a_recomputation(schedule):
         loss = pipe.step(x, target, nn.functional.mse_loss)
         found.append([loss, *(parameter.grad for parameter in pipe.parameters())])
     torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-def sine(x):
-    x.sum().item()
-    return x.sin()
-
-
-@pytest.mark.parametrize("mode", [lambda: Redirect(0), lambda: LiveBytes(nn.Linear(4, 4))], ids=["Redirect", "Watch"])
-def test_the_compiler_does_not_look_into_a_mode(mode):
-    torch.compiler.reset()
-    counters.clear()
-    with mode():
-        torch.compile(sine, backend="eager")(torch.rand(4, 4))
-    assert [text.partition("\n")[0] for text in counters["graph_break"]] == [
-        "Unsupported Tensor.item() call with capture_scalar_outputs=False"
-    ]

@@ -45,4 +45,3 @@ def test_a_profile_of_the_calling_thread_warns_once_in_a_step(schedule):
     (warning,) = [each for each in caught if "torch.profiler" in str(each.message)]
     assert "profile_all_threads=True" in str(warning.message)
     assert "workers='never'" in str(warning.message)
-    assert warning.filename == __file__

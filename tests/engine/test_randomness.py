@@ -60,7 +60,7 @@ def two_partitions(either, m=4, *, interleaved=True, **options):
     components = options.get("components") or Components()
     meet = threading.Barrier(2) if interleaved and components.clock_cycle else None
     layers = Drop(meet, range(1, m)), Drop(meet, range(m - 1))
-    return either(nn.Sequential(*layers), [1, 1], chunks=m, workers="always" if meet else "auto", **options)
+    return either(nn.Sequential(*layers), [1, 1], chunks=m, **options)
 
 
 def step(pipe: nn.Module, m: int = 4) -> Tensor:

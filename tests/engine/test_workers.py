@@ -22,7 +22,7 @@ from tests.engine.steps import step
 from tests.engine.support import MODES, SOME, Do, Mix, crossing_model, label, numbered, on_cpu, probe_pipe, score
 
 M, N = 4, 3
-both = pytest.mark.parametrize("backward", ["autograd", "scheduled"])
+both = pytest.mark.parametrize("schedule", [None, "gpipe"])
 
 
 def threads() -> set[threading.Thread]:
@@ -48,36 +48,35 @@ def names_of_a_step(**options) -> tuple[dict[str, str], dict[str, str]]:
     return tuple({name: thread for name, thread in where.items() if name[0] == letter} for letter in "FB")
 
 
-@pytest.mark.parametrize("workers", ["always", "auto"])
-def test_every_partition_on_the_cpu_has_a_worker(workers):
-    forward, backward = names_of_a_step(workers=workers)
+def test_every_partition_on_the_cpu_has_a_worker():
+    forward, backward = names_of_a_step()
     assert forward == {f"F{i},{j}": f"gpipe-worker-{j}" for i in range(M) for j in range(N)}
     assert set(backward.values()) == {threading.current_thread().name}  # autograd's own thread for the CPU
 
 
 @both
 @pytest.mark.parametrize("options", [{"workers": "never"}, {"components": Components(clock_cycle=False)}], ids=str)
-def test_the_calling_thread_does_it_all(options, backward):
+def test_the_calling_thread_does_it_all(options, schedule):
     here = threading.current_thread().name
-    assert {name for each in names_of_a_step(backward=backward, **options) for name in each.values()} == {here}
+    assert {name for each in names_of_a_step(schedule=schedule, **options) for name in each.values()} == {here}
 
 
 @both
-def test_one_partition_has_nothing_to_run_beside(backward):
+def test_one_partition_has_nothing_to_run_beside(schedule):
     where: dict[str, str] = {}
-    probe_pipe(1, [], where, chunks=M, backward=backward)(numbered(M)).sum().backward()
+    probe_pipe(1, [], where, chunks=M, schedule=schedule)(numbered(M)).sum().backward()
     assert set(where.values()) == {threading.current_thread().name}
 
 
 @both
-def test_workers_use_as_many_threads_within_an_operator_as_the_caller(backward):
+def test_workers_use_as_many_threads_within_an_operator_as_the_caller(schedule):
     seen = set()
 
     def asked(x):
         seen.add(torch.get_num_threads())
         return x
 
-    pipe = on_cpu(nn.Sequential(Do(asked), Do(asked)), [1, 1], chunks=2, backward=backward)
+    pipe = on_cpu(nn.Sequential(Do(asked), Do(asked)), [1, 1], chunks=2, schedule=schedule)
     for count in (2, 1):
         seen.clear()
         torch.set_num_threads(count)
@@ -90,8 +89,8 @@ def test_workers_use_as_many_threads_within_an_operator_as_the_caller(backward):
 
 @both
 @pytest.mark.parametrize("checkpoint", MODES)
-def test_a_kept_loss_keeps_no_thread(checkpoint, backward):
-    pipe = on_cpu(crossing_model(), [2, 2, 3], chunks=M, checkpoint=checkpoint, backward=backward)
+def test_a_kept_loss_keeps_no_thread(checkpoint, schedule):
+    pipe = on_cpu(crossing_model(), [2, 2, 3], chunks=M, checkpoint=checkpoint, schedule=schedule)
     loss = score(pipe(torch.ones(8, 3, dtype=torch.float64)))
     assert_none_left()
     loss.backward()
@@ -144,14 +143,12 @@ class Interrupted(nn.Module):
         return y
 
 
-@pytest.mark.parametrize(
-    ("phase", "backward"), [("forward", "autograd"), ("forward", "scheduled"), ("backward", "scheduled")]
-)
-def test_an_interrupt_comes_out_when_no_task_runs_any_more(phase, backward, interrupt):
+@pytest.mark.parametrize(("phase", "schedule"), [("forward", None), ("forward", "gpipe"), ("backward", "gpipe")])
+def test_an_interrupt_comes_out_when_no_task_runs_any_more(phase, schedule, interrupt):
     """Tasks must not go on with tensors that the caller may change now, nor bring gradients later."""
     layer = Interrupted(phase, interrupt)
     pipe = on_cpu(
-        nn.Sequential(nn.Identity(), layer, nn.Tanh()), [1, 1, 1], chunks=M, checkpoint="never", backward=backward
+        nn.Sequential(nn.Identity(), layer, nn.Tanh()), [1, 1, 1], chunks=M, checkpoint="never", schedule=schedule
     )
     with pytest.raises(KeyboardInterrupt):
         pipe(numbered(M)).sum().backward()
@@ -165,80 +162,33 @@ def test_an_interrupt_comes_out_when_no_task_runs_any_more(phase, backward, inte
 
 
 @both
-def test_an_interrupt_while_the_first_thread_starts_comes_out_when_no_task_runs(backward, monkeypatch):
+def test_an_interrupt_while_the_first_thread_starts_comes_out_when_no_task_runs(schedule, monkeypatch):
     """Starting a thread means waiting for it, and it may be in the middle of the batch by then."""
-    begun, ended = [], []
-    start = worker.start_new_thread
+    begun, ended, working = [], [], threading.Event()
+    start = threading.Thread.start
 
     def worked(x):
         begun.append(1)
+        working.set()
         time.sleep(0.05)  # enough for a caller that does not wait for this task
         ended.append(1)
         return x
 
-    def interrupted(*given):
-        start(*given)
-        time.sleep(0.01)
-        raise KeyboardInterrupt
+    def interrupted(self):
+        start(self)
+        if self.name == "gpipe-batch":
+            working.wait()
+            raise KeyboardInterrupt
 
-    pipe = on_cpu(nn.Sequential(Do(worked), Do(worked)), [1, 1], chunks=M, backward=backward)
+    pipe = on_cpu(nn.Sequential(Do(worked), Do(worked)), [1, 1], chunks=M, schedule=schedule)
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "start_new_thread", interrupted)
+        patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pipe(torch.ones(M, 3))
     assert begun == ended
     assert_none_left()
     pipe(torch.ones(M, 3))
     assert len(ended) >= 2 * M
-
-
-@both
-@pytest.mark.parametrize("starting", [False, True])
-def test_after_an_interrupt_no_thread_starts_any_more(backward, starting, monkeypatch):
-    """The interrupt comes before the thread that starts the first one runs, or while it does so."""
-    late, started, begun = [], [], threading.Event()
-    start, start_new_thread = threading.Thread.start, worker.start_new_thread
-
-    def slow(self):
-        begun.set()
-        time.sleep(0.05)
-        started.append(self)
-        start(self)
-
-    def interrupted(job, given):
-        late.append(job)
-        if starting:
-            start_new_thread(job, given)
-            begun.wait()
-        raise KeyboardInterrupt
-
-    pipe = on_cpu(nn.Sequential(nn.Identity(), nn.Identity()), [1, 1], chunks=M, backward=backward)
-    with monkeypatch.context() as patch:
-        patch.setattr(worker, "start_new_thread", interrupted)
-        patch.setattr(threading.Thread, "start", slow)
-        with pytest.raises(KeyboardInterrupt):
-            pipe(torch.ones(M, 3))
-        assert_none_left()
-        count = len(started)
-        late[0]()
-        time.sleep(0.1)
-        assert len(started) == count == starting
-
-
-@both
-def test_no_thread_is_started_where_an_interrupt_may_come(backward, monkeypatch):
-    """An interrupt within ``Thread.start()`` can leave an object of Python's threads, or a thread that waits."""
-    starters = []
-    start = threading.Thread.start
-
-    def noted(self):
-        starters.append(threading.current_thread())
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", noted)
-    probe_pipe(N, [], chunks=M, backward=backward)(numbered(M)).sum().backward()
-    assert starters
-    assert threading.main_thread() not in starters
 
 
 def test_a_thread_that_cannot_be_started_is_an_error(monkeypatch):
@@ -268,15 +218,15 @@ def outcome(workers: str, steps: int = 2, *, dropout: float, **options):
 
 
 @pytest.mark.parametrize(
-    ("components", "checkpoint", "dropout", "backward"),
-    cover(product(SOME, MODES, [0.0, 0.4], ["autograd", "scheduled"]), together=3),
+    ("components", "checkpoint", "dropout", "schedule"),
+    cover(product(SOME, MODES, [0.0, 0.4], [None, "gpipe"]), together=3),
     ids=label,
 )
-def test_results_are_the_same_to_the_bit(components, checkpoint, dropout, backward):
-    options = {"checkpoint": checkpoint, "components": components, "backward": backward, "dropout": dropout}
+def test_results_are_the_same_to_the_bit(components, checkpoint, dropout, schedule):
+    options = {"checkpoint": checkpoint, "components": components, "schedule": schedule, "dropout": dropout}
     found, expected = outcome("never", **options), outcome("always", **options)
     # Without checkpoints autograd orders the nodes of layers by their numbers, and so the terms of a sum of gradients.
-    same = torch.allclose if (checkpoint, backward) == ("never", "autograd") else torch.equal
+    same = torch.allclose if (checkpoint, schedule) == ("never", None) else torch.equal
     assert all(same(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -308,10 +258,10 @@ def modes() -> tuple[object, ...]:
     [nullcontext, torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)],
     ids=["plain", "no_grad", "inference", "autocast"],
 )
-def test_the_calling_thread_is_left_as_it_was(context, checkpoint, fails, backward):
+def test_the_calling_thread_is_left_as_it_was(context, checkpoint, fails, schedule):
     last = Do(failed) if fails else nn.Linear(1, 1)
     pipe = on_cpu(nn.Sequential(nn.Linear(1, 1), nn.Dropout(), last), [1, 1, 1], chunks=M, checkpoint=checkpoint,
-                  backward=backward, workers="never")  # fmt: skip
+                  schedule=schedule, workers="never")  # fmt: skip
     with context():
         before = modes()
         with pytest.raises(BoomError) if fails else nullcontext():

@@ -372,7 +372,7 @@ class TestPipeline:
 @pytest.mark.parametrize("mode", ["always", "except_last", "never"])
 def test_the_timeline_shows_that_each_task_of_the_backward_pass_frees_its_micro_batch(mode):
     layers = nn.Sequential(*(Scale() for _ in range(8)))
-    pipe = GPipe(layers, [4, 4], devices=["cpu"] * 2, chunks=3, checkpoint=mode, backward="scheduled", workers="never")
+    pipe = GPipe(layers, [4, 4], devices=["cpu"] * 2, chunks=3, checkpoint=mode, schedule="gpipe", workers="never")
     batch = torch.ones(3, 256)
     with LiveBytes(pipe) as live, pipe.observe(live):
         pipe(batch).sum().backward()

@@ -58,11 +58,11 @@ class BackwardPass:
 
     def take(self, grads: tuple[Tensor | None, ...]) -> None:
         """Take the gradients of all outputs, micro-batch by micro-batch."""
-        check_whole("a scheduled backward pass", "checkpoint='never' without schedule and backward")
+        check_whole("a scheduled backward pass", "checkpoint='never' without a schedule")
         if self._runtime is None:
             raise RuntimeError(
                 "a scheduled backward pass must be the only one of its batch, got a second one; add the losses up, or "
-                "leave out schedule and backward"
+                "leave out the schedule"
             )
         for _, computing, callers in self._places:
             wait_stream(computing, callers)

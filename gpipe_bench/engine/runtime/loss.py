@@ -113,7 +113,7 @@ def check_target(target: Any) -> None:
     if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in tree_leaves(target)):
         raise ValueError(
             "target must have no graph where a schedule runs backward once per micro-batch, got a tensor computed from "
-            "tensors that require gradients; pass target.detach(), or leave out schedule and backward"
+            "tensors that require gradients; pass target.detach(), or leave out the schedule"
         )
 
 

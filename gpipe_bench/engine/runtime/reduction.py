@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpipe_bench.engine.advice import advised, held_tensors
 from gpipe_bench.errors import ReductionWarning
 
 Loss = Callable[[Any, Any], Tensor]
@@ -74,7 +73,7 @@ def reduced(
         rule = "reduction must be 'mean', 'sum' or a function of a micro-batch's target that gives its weight"
         raise ValueError(f"{rule}, got {reduction!r}; use one of them")
     whole, count = sum(sizes), len(sizes)
-    settings, held = _settings(loss), held_tensors(loss, whole) if count > 1 else []
+    settings = _settings(loss)
     if settings is not None:
         _check_known(settings, reduction)
         reduction = settings["reduction"]
@@ -87,7 +86,7 @@ def reduced(
         if reduction is None:
             _warn(loss)
         shares = [size / whole if whole else 1 / count for size in sizes]
-    return (advised(call, held) if held else call), shares
+    return call, shares
 
 
 def _check_known(settings: Mapping[str, Any], reduction: Reduction) -> None:
