@@ -93,8 +93,9 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
     ``stop`` is called if this thread is interrupted; the job must end soon after. Then the interrupt comes back.
     """
     # The job is taken out before it runs: the thread keeps nothing of the batch for the moments in which it ends.
-    jobs, outbox = [job], SimpleQueue[Result]()
+    jobs = [job]
     del job
+    outbox: SimpleQueue[Result] = SimpleQueue()
     thread = new_thread("gpipe-batch", lambda: outbox.put(result_of(jobs.pop())))
     try:
         thread.start()
