@@ -1,4 +1,4 @@
-# Each target sets up what it needs first: nothing but Python 3.11 to 3.13 has to be there.
+# Each target sets up what it needs first: nothing but Python 3.11 to 3.14 has to be there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup peers ablation test test-slurm format gpu lock tables reference
@@ -13,7 +13,7 @@ CHECKS ?= tests-engine ruff ruff-format mypy snakefmt snakemake-lint wheel tests
 OUT ?= results/gpu
 # What `make reference` runs: all but the check against the rows that it is to replace.
 EXPERIMENTS := ablation speed memory sweep schedules advice timeline transparency
-# What `make setup` installs: workflow, models (workflow and published networks) or dev (all of it and the checks).
+# What `make setup` installs: workflow, models (workflow and published networks), dev (models and the checks) or peers.
 LAYER ?= models
 # The Python that .venv is made with; empty: the first suitable one in PATH.
 PYTHON ?=
@@ -21,7 +21,7 @@ PYTHON ?=
 TORCH ?=
 export PYTHON TORCH
 
-# Snakemake, too, keeps a cache in the home; where that cannot be written, it is in the checkout.
+# uv, pip and Snakemake keep caches in the home; where that cannot be written, they are in the checkout.
 ifndef XDG_CACHE_HOME
 ifneq ($(shell mkdir -p "$$HOME/.cache" 2> /dev/null && test -w "$$HOME/.cache" && echo writable),writable)
 export XDG_CACHE_HOME := $(CURDIR)/.cache
@@ -68,8 +68,7 @@ test-slurm: ## run a small sweep through a Slurm that is installed, started on l
 	@PATH="$(BIN):$$PATH" scripts/test_slurm.sh
 
 peers: ## install the other pipelines that snakemake --cores 1 peers compares with
-	$(SETUP) workflow
-	@$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/peers.lock
+	$(SETUP) peers
 
 reference: ## run every experiment, take the results into results/reference, draw its figures and write the tables of README and docs
 	$(SETUP) workflow
@@ -95,5 +94,5 @@ gpu: ## GPU tests, the measured ablation and a device profile, into OUT; takes t
 	  "$$python" -m pytest -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -m gpu tests/gpu tests/measure/test_on_gpu.py tests/bench/test_trial.py; \
 	  "$$python" -m gpipe_bench gpu --out "$(OUT)"
 
-lock: ## resolve the locks in requirements/ anew (Python 3.11, network)
-	@python=$$(scripts/find_python.sh 3.11 3.11) && "$$python" -m scripts.lock
+lock: ## resolve requirements/lock.txt and what is made from it again (network); ARGS=--upgrade: the newest versions
+	@scripts/lock.sh $(ARGS)

@@ -16,73 +16,24 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import gpipe_bench
-from scripts import lock
 from tests.project.tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TEXTS = {layer: (lock.FOLDER / f"{layer}.lock").read_text() for layer in lock.LAYERS}
-PINS = {layer: lock.pins(text) for layer, text in TEXTS.items()}
-COMPILER_TEXT = (lock.FOLDER / "compiler.lock").read_text()
-COMPILER_PINS = lock.pins(COMPILER_TEXT)
-ALL_PINS = [pin for pins in (*PINS.values(), COMPILER_PINS) for pin in pins]
-LOCKED = dict(pin.split("==") for pin in ALL_PINS)
+EXTRAS = PROJECT["optional-dependencies"]
+TEXT = (ROOT / "requirements" / "lock.txt").read_text()
+BLOCKS = re.split(r"^(?=[a-z])", TEXT, flags=re.MULTILINE)[1:]
+LOCKED = dict(re.match(r"([a-z0-9.-]+)==([0-9][0-9a-z.]*)", block).groups() for block in BLOCKS)
 DEPENDENCIES = [
-    Requirement(text)
-    for text in [*PROJECT["dependencies"], *(r for group in PROJECT["optional-dependencies"].values() for r in group)]
+    Requirement(text) for text in [*PROJECT["dependencies"], *(text for extra in EXTRAS.values() for text in extra)]
 ]
+CONDA = {
+    name: yaml.safe_load((ROOT / name).read_text()) for name in ("environment.yml", "workflows/envs/gpipe_bench.yaml")
+}
 
 
-def packages_up_to(layer):
-    """The names that a layer and those before it pin."""
-    layers = list(PINS)[: list(PINS).index(layer) + 1]
-    return {pin.partition("==")[0] for name in layers for pin in PINS[name]}
-
-
-def test_every_line_of_a_lock_pins_one_version_and_no_package_is_pinned_twice():
-    assert [pin for pin in ALL_PINS if not re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.]*", pin)] == []
-    assert len(LOCKED) == len(ALL_PINS)
-
-
-@pytest.mark.parametrize("layer", PINS)
-def test_a_lock_is_as_the_script_writes_it(layer):
-    assert TEXTS[layer] == lock.lock_text(layer, PINS[layer])
-
-
-def test_the_layers_take_in_every_extra_once():
-    extras = [extra for extras in lock.LAYERS.values() for extra in extras]
-    assert sorted([*extras, lock.COMPILER]) == sorted(PROJECT["optional-dependencies"])
-
-
-def test_the_compiler_has_a_lock_of_its_own():
-    assert lock.lock_text(lock.COMPILER, COMPILER_PINS) == COMPILER_TEXT
-    assert [pin.partition("==")[0] for pin in COMPILER_PINS] == ["ziglang"]
-
-
-@pytest.mark.parametrize("layer", PINS)
-def test_a_layer_has_what_its_extras_ask_for(layer):
-    groups = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in lock.LAYERS[layer])]
-    asked = {canonicalize_name(Requirement(text).name) for group in groups for text in group}
-    assert asked - packages_up_to(layer) == set()
-
-
-@pytest.mark.parametrize("layer", PINS)
-def test_a_layer_needs_nothing_of_a_later_one(layer):
-    """By what the installed packages say that they depend on."""
-    later = set(LOCKED) - packages_up_to(layer)
-    needed = {
-        f"{pin} needs {requirement.name}"
-        for pin in PINS[layer]
-        for requirement in map(Requirement, metadata.requires(pin.partition("==")[0]) or ())
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if canonicalize_name(requirement.name) in later
-    }
-    assert needed == set()
-
-
-def test_the_core_is_small():
-    """What `import gpipe_bench`, simulations and figures need: no workflow, no tools."""
-    assert packages_up_to("run").isdisjoint({"snakemake", "frictionless", "scikit-learn", "timm", "pytest", "psutil"})
-    assert len(packages_up_to("run")) < 45
+def test_every_package_is_pinned_once_with_hashes():
+    assert len(LOCKED) == len(BLOCKS)
+    assert [block for block in BLOCKS if not re.search(r" --hash=sha256:[0-9a-f]{64}", block)] == []
 
 
 @pytest.mark.parametrize("requirement", DEPENDENCIES, ids=str)
@@ -91,8 +42,9 @@ def test_the_lock_is_within_the_ranges_of_the_project(requirement):
 
 
 def test_pins_made_by_hand_are_in_the_lock():
-    made = [Requirement(line) for line in lock.pins((lock.FOLDER / "pins.in").read_text())]
-    assert {r.name for r in made} == {"torch", "torchvision", "timm", "setuptools"}
+    lines = (ROOT / "requirements" / "pins.in").read_text().splitlines()
+    made = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert {r.name for r in made} == {"torch", "torchvision", "timm", "setuptools", "pip"}
     assert [str(r) for r in made if LOCKED[r.name] not in r.specifier] == []
 
 
@@ -100,55 +52,63 @@ def test_torch_is_what_the_results_are_made_with():
     assert (LOCKED["torch"], LOCKED["torchvision"]) == ("2.13.0", "0.28.0")
 
 
-def test_the_conda_environment_of_the_rules_is_two_locks():
-    assert lock.RULES_ENVIRONMENT.read_text() == lock.rules_environment(PINS)
-    environment = yaml.safe_load(lock.RULES_ENVIRONMENT.read_text())
-    assert environment["dependencies"][-1] == {"pip": sorted([*PINS["run"], *PINS["workflow"]])}
+def needed(*extras):
+    """What the package and some extras lead to, by what the installed packages say of themselves."""
+    waiting = [
+        Requirement(text) for group in (PROJECT["dependencies"], *(EXTRAS[name] for name in extras)) for text in group
+    ]
+    found = set()
+    while waiting:
+        name = canonicalize_name(waiting.pop().name)
+        if name not in found:
+            found.add(name)
+            asked = map(Requirement, metadata.requires(name) or ())
+            waiting += [r for r in asked if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found
 
 
-def test_the_conda_environment_installs_locks_and_the_package():
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert environment["dependencies"][0] == "python=3.11"
-    assert environment["dependencies"][-1] == {
-        "pip": ["--requirement requirements/models.lock", "--editable ."],
-    }
+def test_the_core_is_small():
+    """What `import gpipe_bench`, simulations and figures need: no workflow, no tools."""
+    assert needed().isdisjoint({"snakemake", "frictionless", "scikit-learn", "timm", "pytest", "psutil"})
+    assert len(needed()) < 45
 
 
-def test_a_layer_is_what_the_layers_before_it_lack():
-    needed = {"run": ["a==1"], "workflow": ["a==1", "c==3", "b==2"], "models": ["a==1", "b==2", "c==3"]}
-    added = lock.split(["a==1", "b==2", "c==3", "d==4"], {**needed, "dev": ["c==3", "d==4", "a==1"]})
-    assert added == {"run": ["a==1"], "workflow": ["b==2", "c==3"], "models": [], "dev": ["d==4"]}
+@pytest.mark.parametrize(
+    ("name", "extras", "more"),
+    [
+        ("workflows/envs/gpipe_bench.yaml", ("workflow", "slurm", "data"), []),
+        ("environment.yml", ("workflow", "slurm", "data", "models"), ["--editable ."]),
+    ],
+)
+def test_the_conda_environments_have_the_pins_of_the_lock(name, extras, more):
+    python, pip, packages = CONDA[name]["dependencies"]
+    assert (python, pip) == ("python=3.11", "pip")
+    pins = packages["pip"][: len(packages["pip"]) - len(more)]
+    assert packages["pip"][len(pins) :] == more
+    assert [pin for pin in pins if LOCKED[pin.split("==")[0]] != pin.split("==")[1]] == []
+    assert needed(*extras) - {pin.split("==")[0] for pin in pins} == set()
 
 
-def test_a_layer_with_a_version_of_its_own_is_refused():
-    needed = {"run": ["a==2"], "workflow": [], "models": [], "dev": []}
-    with pytest.raises(ValueError, match="layer run must have the pins of the whole environment, got a==2"):
-        lock.split(["a==1"], needed)
-
-
-def test_what_torch_brings_along_stays_out_of_the_lock():
-    brought = ["nvidia-cudnn-cu13==9.1 ; platform_system == 'Linux'", "cuda-toolkit==13.0", "triton==3.7"]
-    resolved = "\n".join(
-        ["torch==2.13.0+cpu  # a local build", "# a comment", *brought, "nvidia-ml-py==13.6", "attrs==26.1"]
-    )
-    assert lock.portable(resolved) == ["attrs==26.1", "nvidia-ml-py==13.6", "torch==2.13.0"]
+def test_what_torch_pins_itself_is_not_in_the_conda_environments():
+    """There are builds of torch that do without, and platforms."""
+    pins = [pin for environment in CONDA.values() for pin in environment["dependencies"][-1]["pip"]]
+    assert {pin.split("==")[0] for pin in pins if pin.startswith(("nvidia", "cuda", "triton"))} == {"nvidia-ml-py"}
 
 
 def test_this_environment_is_the_lock():
     """Only of the environment that set-up makes: elsewhere other versions in the ranges are as good."""
-    complete = Path(sys.prefix) / ".complete"
-    if not complete.exists():
+    if not (Path(sys.prefix) / ".made-from").exists():
         pytest.skip("this environment was not made by scripts/setup.sh")
-    asked_for = {"torch", "torchvision"} if "-torch-" in complete.parent.name else set()
-    names = packages_up_to(complete.read_text().split()[0]) - asked_for
-    installed = {name: Version(metadata.version(name)).public for name in names}
-    assert installed == {name: Version(LOCKED[name]).public for name in names}
+    asked_for = {"torch", "torchvision"} if "-torch-" in Path(sys.prefix).name else set()
+    installed = {canonicalize_name(found.name): Version(found.version).public for found in metadata.distributions()}
+    locked = {name: Version(LOCKED[name]).public for name in (set(installed) & set(LOCKED)) - asked_for}
+    assert {name: installed[name] for name in locked} == locked
 
 
 def test_supported_pythons():
     supported = SpecifierSet(PROJECT["requires-python"])
     named = re.findall(r":: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
-    assert named == ["3.11", "3.12", "3.13"]
+    assert named == ["3.11", "3.12", "3.13", "3.14"]
     assert [version for version in named if version not in supported] == []
     assert "3.10" not in supported
 

@@ -1,51 +1,71 @@
 """Set-up installs the layer that is asked for once, is repaired when it was interrupted, and says what failed.
 
-The Python here is a shell script that makes empty environments and writes down what it was asked to do.
+Python and uv are shell scripts here, which write down what they were asked to do.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.project.test_lock import packages_up_to
 from tests.project.tree import ROOT
 
-PYTHON = """\
+UV = re.search(r"^uv==(\S+)", (ROOT / "requirements" / "uv.txt").read_text(), re.MULTILINE)[1]
+# Of .uv, of .venv, and the one that both are made with.
+PYTHON = f"""\
 #!/usr/bin/env bash
 case "$*" in
-  --version) echo "Python 3.11.0" ;;
-  "-m venv "*)
-    echo "venv" >> "$CALLS"
-    mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "#!$3/bin/python" > "$3/bin/pip" ;;
-  *requirements/compiler.lock) echo "compiler" >> "$CALLS"; exit 1 ;;
-  *gpipe_bench.native) echo "native" >> "$CALLS"; exit "${NATIVE_STATUS:-0}" ;;
-  *--requirement*) echo "install:$(basename "${@: -1}" .lock)" >> "$CALLS"; exit "${PIP_STATUS:-0}" ;;
-  *--editable*) echo "project" >> "$CALLS" ;;
-  "-c import pip"*) ;;
-  -c*) echo "$0" ;;
+  "-m venv .uv") echo "uv-venv" >> "$CALLS" && mkdir -p .uv/bin && cp "$0" .uv/bin/python ;;
+  *requirements/uv.txt) echo "uv" >> "$CALLS" && cp "$(dirname "$CALLS")/uv" .uv/bin/uv ;;
+  "-m uv --version") [ -e .uv/bin/uv ] && echo "uv {UV} (here)" ;;
+  "-m pip config list") echo "$PIP_SETTINGS" ;;
+  *gpipe_bench.native) echo "native" >> "$CALLS"; exit "${{NATIVE_STATUS:-0}}" ;;
 esac
 """
+PROGRAM = """\
+#!/usr/bin/env bash
+environment="${@: -1}"
+case "$1" in
+  venv)
+    echo "venv" >> "$CALLS"
+    rm -rf "$environment" && mkdir -p "$environment/bin" && cp .uv/bin/python "$environment/bin" ;;
+  pip)
+    echo "install:$environment" >> "$CALLS"
+    env | grep -E '^(UV_|SSL_)' | sort > "$CALLS.env"
+    exit "${UV_STATUS:-0}" ;;
+esac
+"""
+DEV = "install:.[data,dev,models,slurm,workflow]"
+WORKFLOW = "install:.[data,slurm,workflow]"
+SOURCES = r""":env:.find-links='/wheels'
+global.cert='/certificates'
+global.extra-index-url='\nhttps://one/simple\nhttps://two/simple'
+global.find-links='/other'
+global.index-url='https://mirror/simple'"""
 
 
 @pytest.fixture
 def checkout(tmp_path):
+    """A checkout that has uv."""
     place = tmp_path / "checkout"
     (place / "scripts").mkdir(parents=True)
-    for name in ("scripts/setup.sh", "scripts/find_python.sh", "pyproject.toml"):
+    for name in ("scripts/setup.sh", "scripts/uv.sh", "pyproject.toml"):
         shutil.copy(ROOT / name, place / name)
     shutil.copytree(ROOT / "requirements", place / "requirements")
-    (tmp_path / "python").write_text(PYTHON)
-    (tmp_path / "python").chmod(0o755)
+    for name, text in (("python", PYTHON), ("uv", PROGRAM)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    shutil.copytree(tmp_path, place / ".uv" / "bin", ignore=lambda *_: ["checkout"])
     return place
 
 
 def set_up(place: Path, *words: str, **environment: str) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """What the Python of the new environment was asked to do, and how set-up ended."""
+    """What the programs were asked to do, and how set-up ended."""
     calls = place.parent / "calls"
     calls.write_text("")
     given = {"PATH": os.environ["PATH"], "PYTHON": str(place.parent / "python"), "CALLS": str(calls), **environment}
@@ -55,42 +75,91 @@ def set_up(place: Path, *words: str, **environment: str) -> tuple[list[str], sub
 
 
 def test_set_up_is_done_once(checkout):
-    assert set_up(checkout)[0] == ["venv", "install:dev", "project", "native"]
+    assert set_up(checkout)[0] == ["venv", DEV, "native"]
     calls, run = set_up(checkout)
     assert (calls, run.returncode, run.stdout, run.stderr) == ([], 0, "", "")
 
 
+def test_uv_is_installed_in_the_version_that_is_pinned(checkout):
+    shutil.rmtree(checkout / ".uv")
+    assert set_up(checkout)[0] == ["uv-venv", "uv", "venv", DEV, "native"]
+    pins = checkout / "requirements" / "uv.txt"
+    pins.write_text(pins.read_text().replace(UV, "99.0"))
+    assert set_up(checkout, "peers")[0][:2] == ["uv-venv", "uv"]
+
+
 def test_a_layer_is_added_to_what_is_there(checkout):
-    assert set_up(checkout, "workflow")[0] == ["venv", "install:workflow", "project", "native"]
+    assert set_up(checkout, "workflow")[0] == ["venv", WORKFLOW, "native"]
     (checkout / ".venv" / "left").touch()
-    assert set_up(checkout, "dev")[0] == ["install:dev", "project", "native"]
+    assert set_up(checkout, "dev")[0] == [DEV, "native"]
     assert (checkout / ".venv" / "left").exists()
     assert set_up(checkout, "workflow")[0] == []
+    assert set_up(checkout, "peers")[0] == ["install:.[data,dev,models,peers,slurm,workflow]", "native"]
+
+
+def test_the_smallest_layer_has_no_extras(checkout):
+    assert set_up(checkout, "run")[0] == ["venv", "install:.[]", "native"]
+    assert set_up(checkout, "run")[0] == []
+
+
+def constraints(place):
+    return (place / "constraints.txt").read_text()
 
 
 def test_another_pytorch_has_an_environment_of_its_own(checkout):
     set_up(checkout)
-    calls, run = set_up(checkout, "--quiet", "models", TORCH="2.14.1")
-    assert calls == ["venv", "install:requirements.txt", "project", "native"]
+    calls, run = set_up(checkout, "--quiet", "workflow", TORCH="2.14.1")
+    assert calls == ["venv", WORKFLOW, "native"]
     assert "source .venv-torch-2.14.1/bin/activate" in run.stdout
-    asked = (checkout / ".venv-torch-2.14.1" / "requirements.txt").read_text().split()
-    assert {"torch==2.14.1", "torchvision>=0.26,<0.30", "timm==1.0.31"} < set(asked)
-    assert {line.partition("==")[0] for line in asked} >= packages_up_to("models") - {"torchvision"}
-    assert [set_up(checkout, "--quiet", "models", TORCH=torch)[0] for torch in ("", "2.14.1")] == [[], []]
+    named = re.findall(r"^[a-z].*", constraints(checkout / ".venv-torch-2.14.1"), re.MULTILINE)
+    assert named[-1] == "torch==2.14.1"
+    assert {"timm==1.0.31 \\", "nvidia-ml-py==13.615.71 \\"} < set(named)
+    assert [
+        pin for pin in named[:-1] if pin.startswith(("torch==", "torchvision", "triton", "nvidia-cu", "cuda"))
+    ] == []
+    assert [set_up(checkout, "--quiet", "workflow", TORCH=torch)[0] for torch in ("", "2.14.1")] == [[], []]
 
 
-def test_a_larger_layer_that_is_there_is_kept_up_to_date(checkout):
-    set_up(checkout, "dev")
-    with (checkout / "requirements" / "dev.lock").open("a") as lock:
-        lock.write("extra==1\n")
-    assert set_up(checkout, "workflow")[0] == ["install:dev", "project", "native"]
+def test_every_hash_is_checked(checkout):
+    set_up(checkout)
+    assert constraints(checkout / ".venv") == (ROOT / "requirements" / "lock.txt").read_text()
+
+
+@pytest.mark.parametrize("given", [{"PIP_SETTINGS": "global.find-links='/wheels'"}, {"UV_TORCH_BACKEND": "cpu"}])
+def test_another_build_of_pytorch_may_have_another_hash(checkout, given):
+    set_up(checkout, **given)
+    blocks = re.split(r"^(?=[a-z])", constraints(checkout / ".venv"), flags=re.MULTILINE)[1:]
+    hashes = {block.split()[0]: "--hash" in block for block in blocks}
+    pinned = re.findall(r"^\S+==\S+", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)
+    assert sorted(hashes) == sorted(pinned)
+    unchecked = {pin.partition("==")[0] for pin, checked in hashes.items() if not checked}
+    assert {"torch", "torchvision", "triton", "nvidia-cublas"} < unchecked
+    assert unchecked.isdisjoint({"nvidia-ml-py", "numpy", "timm", "torchgpipe"})
+
+
+def test_uv_uses_the_package_sources_of_pip(checkout):
+    set_up(checkout, PIP_SETTINGS=SOURCES)
+    assert (checkout.parent / "calls.env").read_text().split() == [
+        "SSL_CERT_FILE=/certificates",
+        "UV_DEFAULT_INDEX=https://mirror/simple",
+        "UV_EXTRA_INDEX_URL=https://one/simple",
+        "https://two/simple",
+        "UV_FIND_LINKS=/wheels",
+        "UV_INDEX_STRATEGY=unsafe-best-match",
+    ]
+
+
+def test_a_variable_of_uv_is_stronger_than_the_configuration_of_pip(checkout):
+    set_up(checkout, PIP_SETTINGS=SOURCES, UV_FIND_LINKS="", UV_DEFAULT_INDEX="https://own/simple")
+    seen = (checkout.parent / "calls.env").read_text().split()
+    assert {"UV_FIND_LINKS=", "UV_DEFAULT_INDEX=https://own/simple"} < set(seen)
 
 
 @pytest.mark.parametrize("words", [("",), ("--quiet",), ("tests",)])
 def test_a_layer_must_be_known(checkout, words):
     calls, run = set_up(checkout, *words)
     assert (calls, run.returncode) == ([], 2)
-    assert run.stderr.startswith("layer must be one of run workflow models dev, got ")
+    assert run.stderr.startswith("layer must be one of run, workflow, models, dev, peers, got ")
 
 
 def test_set_up_ends_with_what_to_do_next(checkout):
@@ -109,36 +178,51 @@ def test_who_has_activated_the_environment_is_not_told_to(checkout):
 
 
 def test_a_failed_installation_says_so_and_is_made_anew(checkout):
-    calls, run = set_up(checkout, PIP_STATUS="7")
-    assert calls == ["venv", "install:dev"]
-    assert run.returncode == 7
-    assert "set-up failed at: install" in run.stderr
+    set_up(checkout, "workflow")
     (checkout / ".venv" / "left").touch()
-
+    calls, run = set_up(checkout, UV_STATUS="7")
+    assert (calls, run.returncode) == ([DEV], 7)
+    assert "set-up failed" in run.stderr
     calls, run = set_up(checkout)
-    assert calls == ["venv", "install:dev", "project", "native"]
-    assert run.returncode == 0
+    assert (calls, run.returncode) == (["venv", DEV, "native"], 0)
     assert not (checkout / ".venv" / "left").exists()
 
 
 def test_a_new_lock_is_installed_in_place(checkout):
     set_up(checkout)
     (checkout / ".venv" / "left").touch()
-    with (checkout / "requirements" / "run.lock").open("a") as lock:
+    with (checkout / "requirements" / "lock.txt").open("a") as lock:
         lock.write("extra==1\n")
-    assert set_up(checkout)[0] == ["install:dev", "project", "native"]
+    assert set_up(checkout, "workflow")[0] == [DEV, "native"]
     assert (checkout / ".venv" / "left").exists()
 
 
 def test_a_compiler_is_installed_where_there_is_none(checkout, tmp_path):
     (tmp_path / "bin").mkdir()
-    for tool in ("basename", "bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "rm", "touch"):
+    tools = [
+        "awk",
+        "bash",
+        "cat",
+        "cksum",
+        "cp",
+        "cut",
+        "dirname",
+        "echo",
+        "env",
+        "grep",
+        "head",
+        "mkdir",
+        "rm",
+        "sed",
+        "sort",
+        "xargs",
+    ]
+    for tool in tools:
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
-    calls, run = set_up(checkout, PATH=str(tmp_path / "bin"))
-    assert calls == ["venv", "install:dev", "project", "compiler", "native"]
-    assert run.returncode == 0
-    (checkout / ".venv" / ".complete").unlink()
-    assert set_up(checkout, PATH=str(tmp_path / "bin"), CC="clang")[0] == ["install:dev", "project", "native"]
+    path = str(tmp_path / "bin")
+    assert set_up(checkout, "workflow", PATH=path)[0] == ["venv", "install:.[compiler,data,slurm,workflow]", "native"]
+    shutil.rmtree(checkout / ".venv")
+    assert set_up(checkout, "workflow", PATH=path, CC="clang")[0] == ["venv", WORKFLOW, "native"]
 
 
 def test_c_code_that_does_not_compile_is_no_reason_to_fail(checkout):
@@ -150,25 +234,17 @@ def test_c_code_that_does_not_compile_is_no_reason_to_fail(checkout):
 def test_an_environment_whose_python_is_gone_is_made_anew(checkout):
     set_up(checkout)
     (checkout / ".venv" / "bin" / "python").unlink()
-    assert set_up(checkout)[0] == ["venv", "install:dev", "project", "native"]
+    assert set_up(checkout)[0] == ["venv", DEV, "native"]
 
 
 def test_a_moved_checkout_is_set_up_anew(checkout):
     set_up(checkout)
     moved = checkout.rename(checkout.parent / "moved")
-    assert set_up(moved)[0] == ["venv", "install:dev", "project", "native"]
+    assert set_up(moved)[0] == ["venv", DEV, "native"]
 
 
-def test_no_python_is_one_line_that_says_what_to_do(checkout):
-    calls, run = set_up(checkout, PYTHON="/bin/false")
-    assert calls == []
-    assert run.returncode == 1
-    assert "python must be a version from 3.11 to 3.13" in run.stderr
-    assert not (checkout / ".venv").exists()
-
-
-@pytest.mark.parametrize(("target", "layer"), [("ablation", "workflow"), ("test", "dev")])
-def test_a_make_target_installs_what_it_needs_and_ends_with_what_to_do_next(target, layer):
+@pytest.mark.parametrize(("target", "layer"), [("ablation", "workflow"), ("test", "dev"), ("peers", "peers")])
+def test_a_make_target_installs_what_it_needs(target, layer):
     run = subprocess.run(
         ["make", "--dry-run", target],
         cwd=ROOT,
@@ -177,8 +253,9 @@ def test_a_make_target_installs_what_it_needs_and_ends_with_what_to_do_next(targ
         text=True,
         check=True,
     )
-    first, *_, last = run.stdout.splitlines()
-    assert (first, last) == (f"scripts/setup.sh --quiet {layer}", "scripts/setup.sh --next")
+    first, *rest = run.stdout.splitlines()
+    assert first == f"scripts/setup.sh --quiet {layer}"
+    assert rest[-1:] == (["scripts/setup.sh --next"] if target != "peers" else [])
 
 
 def test_the_checks_run_in_the_environment_of_the_pytorch_that_is_asked_for():
@@ -195,6 +272,7 @@ def test_continuous_integration_starts_from_a_clean_environment(tmp_path):
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "HOME": "/somewhere",
         "PIP_CERT": "/certificates",
+        "UV_OFFLINE": "1",
         "https_proxy": "http://proxy:1",
         "PYTHONPATH": "/elsewhere",
         "VIRTUAL_ENV": "/elsewhere",
@@ -205,4 +283,4 @@ def test_continuous_integration_starts_from_a_clean_environment(tmp_path):
     first, *rest = run.stdout.splitlines()
     assert first == "make test"
     seen = {line.split("=")[0] for line in rest if not line.startswith(("_=", "PWD=", "OLDPWD=", "SHLVL="))}
-    assert seen == {"PATH", "HOME", "PIP_CERT", "https_proxy"}
+    assert seen == {"PATH", "HOME", "PIP_CERT", "UV_OFFLINE", "https_proxy"}

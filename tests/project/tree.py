@@ -17,7 +17,7 @@ def tracked_files() -> tuple[Path, ...]:
     if listed.returncode == 0:
         paths = (ROOT / name for name in listed.stdout.split("\0") if name)
     else:
-        hidden = {".venv", ".git", ".snakemake", "results", "figures", "logs", "__pycache__"}
+        hidden = {".venv", ".uv", ".git", ".snakemake", "results", "figures", "logs", "__pycache__"}
         named = ((path, path.relative_to(ROOT).parts) for path in ROOT.rglob("*"))
         paths = (path for path, parts in named if not hidden.intersection(part.split("-torch-")[0] for part in parts))
     return tuple(sorted(path for path in paths if path.is_file()))
