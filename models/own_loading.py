@@ -18,7 +18,7 @@ from typing import Any
 
 from gpipe_bench.errors import ConfigError, GpipeBenchError
 from gpipe_bench.models.own_files import OwnName, is_installed, own_files
-from gpipe_bench.models.vision_packages import mend_torchvision
+from gpipe_bench.models.torchvision_repair import mend_torchvision
 from gpipe_bench.util.nearest import nearest
 
 _imported: dict[str, tuple[ModuleType | None, bytes]] = {}

@@ -89,6 +89,14 @@ fi
 printf '== set-up: install the layer %s and this checkout into %s\n' "$layer" "$name"
 "$uv" pip install --python "$name" --constraint "$name/constraints.txt" --build-constraint requirements/lock.txt \
   pip setuptools --editable ".[${extras// /,}]"
+case " $extras " in
+  *' models '*)
+    # Lets `import torchvision` succeed beside a PyTorch for the CPU: models/torchvision_repair.py says how.
+    packages=$(echo "$name"/lib/python3*/site-packages)
+    ln -sf "$PWD/models/torchvision_repair.py" "$packages"
+    echo 'import torchvision_repair; torchvision_repair.mend_torchvision()' > "$packages/torchvision_repair.pth"
+    ;;
+esac
 printf '== set-up: compile the C code of the package\n'
 # Only the simulator needs it. Where it cannot be compiled now, a line says why, and the first use tries again.
 "$name/bin/python" -m gpipe_bench.native || true

@@ -33,7 +33,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.profile import HardwareMachine, Profile
 from gpipe_bench.machine.replay import Replayed, replay
 from gpipe_bench.machine.trace import Record, Trace
-from gpipe_bench.models.vision_packages import mend_torchvision
+from gpipe_bench.models.torchvision_repair import mend_torchvision
 
 _OWN: Final = str(Path(__file__).parent)
 _compile: Final = torch.compile

@@ -9,10 +9,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.models.test_vision_packages import ABSENT, write_torchvision
 from tests.project.tree import ROOT
 
 UV = re.search(r"^uv==(\S+)", (ROOT / "requirements" / "uv.txt").read_text(), re.MULTILINE)[1]
@@ -33,7 +35,8 @@ environment="${@: -1}"
 case "$1" in
   venv)
     echo "venv" >> "$CALLS"
-    rm -rf "$environment" && mkdir -p "$environment/bin" && cp .uv/bin/python "$environment/bin" ;;
+    rm -rf "$environment" && mkdir -p "$environment/bin" "$environment/lib/python3.11/site-packages"
+    cp .uv/bin/python "$environment/bin" ;;
   pip)
     echo "install:$environment" >> "$CALLS"
     env | grep -E '^(UV_|SSL_)' | sort > "$CALLS.env"
@@ -53,8 +56,9 @@ global.index-url='https://mirror/simple'"""
 def checkout(tmp_path):
     """A checkout that has uv."""
     place = tmp_path / "checkout"
-    (place / "scripts").mkdir(parents=True)
-    for name in ("scripts/setup.sh", "scripts/uv.sh", "pyproject.toml"):
+    place.mkdir()
+    for name in ("scripts/setup.sh", "scripts/uv.sh", "pyproject.toml", "models/torchvision_repair.py"):
+        (place / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, place / name)
     shutil.copytree(ROOT / "requirements", place / "requirements")
     for name, text in (("python", PYTHON), ("uv", PROGRAM)):
@@ -241,6 +245,24 @@ def test_a_moved_checkout_is_set_up_anew(checkout):
     set_up(checkout)
     moved = checkout.rename(checkout.parent / "moved")
     assert set_up(moved)[0] == ["venv", DEV, "native"]
+
+
+@pytest.mark.parametrize(("layer", "status"), [("models", 0), ("dev", 0), ("workflow", 1)])
+def test_every_python_of_the_environment_imports_torchvision(checkout, layer, status):
+    """A torchvision whose compiled library does not load."""
+    set_up(checkout, layer)
+    packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
+    write_torchvision(packages, ABSENT)
+    code = f"import site; site.addsitedir({str(packages)!r}); import torchvision"
+    run = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=False)
+    assert run.returncode == status
+    assert ("operator torchvision::nms does not exist" in run.stderr) == bool(status)
+
+
+def test_the_networks_of_libraries_import_in_this_environment():
+    if not (Path(sys.prefix) / ".made-from").exists():
+        pytest.skip("this environment was not made by scripts/setup.sh")
+    subprocess.run([sys.executable, "-c", "import torchvision, timm"], check=True)
 
 
 @pytest.mark.parametrize(("target", "layer"), [("ablation", "workflow"), ("test", "dev"), ("peers", "peers")])
