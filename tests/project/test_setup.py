@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.models.test_vision_packages import ABSENT, write_torchvision
 from tests.project.tree import ROOT
@@ -253,8 +254,10 @@ def test_every_python_of_the_environment_imports_torchvision(checkout, layer, st
     set_up(checkout, layer)
     packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
     write_torchvision(packages, ABSENT)
-    code = f"import site; site.addsitedir({str(packages)!r}); import torchvision"
-    run = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=False)
+    # Without -S the Python that runs this test might have the repair itself.
+    command = [sys.executable, "-S", "-c", f"import site; site.addsitedir({str(packages)!r}); import torchvision"]
+    path = f"{packages}{os.pathsep}{Path(torch.__file__).parents[1]}"
+    run = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert run.returncode == status
     assert ("operator torchvision::nms does not exist" in run.stderr) == bool(status)
 
