@@ -86,7 +86,7 @@ class Exchange(Mailboxes):
         if not self._staging.copies:
             self._send()
 
-    def take(self, key: Key, place: int) -> Any:  # noqa: ARG002 - one thread: none that waits is stopped
+    def take(self, key: Key, position: int) -> Any:  # noqa: ARG002 - one thread: none that waits is stopped
         """Receive until a box is filled, and empty it; raises Stopped if a process has failed."""
         while key not in self._values:
             self._send()
@@ -101,9 +101,9 @@ class Exchange(Mailboxes):
         """Let gradients that are complete be averaged."""
         self.replicated(lambda replicas: replicas.done(action))
 
-    def fail(self, action: Action, place: int, error: BaseException) -> None:
+    def fail(self, action: Action, position: int, error: BaseException) -> None:
         """Tell all processes that an action of this one has failed."""
-        super().fail(action, place, error)
+        super().fail(action, position, error)
         self.give_up(f"rank {self._news.rank} failed at {action}: {text_of(error)}")
 
     def clear(self) -> None:

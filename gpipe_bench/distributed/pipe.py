@@ -19,22 +19,22 @@ from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.norms import clip, norms_of, total_norm
 from gpipe_bench.engine.arguments import checked_module, named_device
+from gpipe_bench.engine.batch import Batch
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
 from gpipe_bench.engine.gpipe import check_input, gather, scatter
-from gpipe_bench.engine.layers import Layers
+from gpipe_bench.engine.module import PartitionedModule
 from gpipe_bench.engine.pipeline import Pipeline
 from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers
-from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.runtime.executor import RuntimeExecutor
+from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.errors import DeviceCountError, PeerError, text_of
-from gpipe_bench.schedules.program import Plan
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
-from gpipe_bench.skip.namespace import SkipKey
 
 
-class Pipe(Layers):
+class Pipe(PartitionedModule):
     """A pipeline with a process for each device of its schedule.
 
     Every process of the group makes it of the same module, and keeps its own partitions. On a model that is larger than
@@ -80,10 +80,6 @@ class Pipe(Layers):
         PeerError: another process has failed, is gone, or has not made the pipeline within ``timeout_s``.
     """
 
-    rank: int
-    failure: str | None
-    _connections: Any
-
     def __init__(
         self,
         module: nn.Sequential,
@@ -100,6 +96,7 @@ class Pipe(Layers):
         materialise: Callable[[nn.Module], object] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
+        super().__init__(components=Components(copy_streams=False), workers="never")
         given = given_group(group, mesh)
         refused: Exception | None = None
         try:
@@ -107,27 +104,24 @@ class Pipe(Layers):
         except (TypeError, ValueError, DeviceCountError) as error:
             # The others hear of it below.
             own, refused = torch.device("cpu"), error
-        self.rank, self._size, self._device, self.failure = given.rank(), given.size(), own, None
-        self._evaluations = 0
-        self._connections = Connections(given, replicas, timeout_s, own)
+        self.rank: int = given.rank()
+        self.failure: str | None = None
+        self._size, self._device, self._evaluations = given.size(), own, 0
+        self._connections: Any = Connections(given, replicas, timeout_s, own)
         # Of the processes, until the schedule has said which partition belongs to which.
         with self._together(tuple(range(self._size)), {}) as exchange:
             if refused is not None:
                 raise refused
-            super().__init__(
-                chunks=chunks,
-                checkpoint=checkpoint,
-                deferred_batch_norm=deferred_batch_norm,
-                components=Components(copy_streams=False),
-                workers="never",
-            )
+            self.chunks, self.checkpoint, self.deferred_batch_norm = chunks, checkpoint, deferred_batch_norm
             sizes = checked_module(module, balance)
-            rows, choice = scheduled_on(schedule, len(sizes), [own] * self._size)
+            chosen = checked_schedule(schedule) or "gpipe"
+            rows = ranks_of_partitions(chosen, len(sizes), self._size)
             if deferred_batch_norm:
                 convert_deferred_batch_norm(module)
             partitions, layout = own_partitions(module, sizes, [row == self.rank for row in rows], own, materialise)
-            self._hold(partitions, layout, sizes, [own] * len(rows))
-            self._pipeline = Pipeline(rows, choice)
+            self._executor = RuntimeExecutor(chosen, [own] * len(rows), rows)
+            self._pipeline = Pipeline(self._executor, rows)
+            self.adopt_layers(partitions, layout, sizes, [own] * len(rows))
             nccl, links = self._connections.over_nccl, self._connections.links
             made = description(module, sizes, schedule, layout, deferred=deferred_batch_norm)
             mine = {"NCCL": nccl is not None} | made
@@ -164,11 +158,9 @@ class Pipe(Layers):
                 "pipe.step(input, target, loss), or use torch.no_grad()"
             )
         self._evaluations += 1
-        pipeline, last = self._pipeline, self.rank == self._pipeline.rows[-1]
-        with self._together(pipeline.rows, self.skip_layout.routes) as exchange:
-            plan, _, microbatches = self._begun(exchange, input, "forward")
-            outputs = pipeline.outputs(self, plan, microbatches, exchange)
-            return gather(outputs).unwrap() if last else None
+        with self._together(self._pipeline.rows, self.skip_layout.routes) as exchange:
+            batch, _ = self._begun(exchange, input, "forward")
+            return self._executor.forward(batch, exchange)
 
     def step(
         self,
@@ -200,14 +192,13 @@ class Pipe(Layers):
         pipeline, last = self._pipeline, self.rank == self._pipeline.rows[-1]
         goal = Goal(target, loss, return_output, reduction) if last else None
         with self._together(pipeline.rows, self.skip_layout.routes) as exchange:
-            plan, begin, microbatches = self._begun(exchange, input, "step")
+            batch, begin = self._begun(exchange, input, "step")
             evaluations, self._evaluations = self._evaluations, 0
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
             settings["reduction"] = "a function" if callable(reduction) else reduction if last else None
-            actions = pipeline.lists(plan).facts.order if plan.backward else ()
+            actions = self._executor.lists(batch.plan).facts.order if batch.plan.backward else ()
             exchange.replicated(lambda replicas: replicas.begin(self.partitions, actions, settings))
-            total, outputs = pipeline.train(self, plan, microbatches, begin.sizes, goal, mailboxes=exchange)
-            output = gather(outputs).unwrap() if last and return_output else None
+            total, output = self._executor.step(batch, goal, exchange)
         return (total.to(self._device), output) if return_output else total.to(self._device)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -259,16 +250,15 @@ class Pipe(Layers):
             self.failure = exchange.failure
             raise
 
-    def _begun(self, exchange: Exchange, value: Any, call: str) -> tuple[Plan[SkipKey], Begin, list[MicroBatch]]:
-        """The plan of a batch, what the first process has said of it, and its micro-batches if they begin here."""
+    def _begun(self, exchange: Exchange, value: Any, call: str) -> tuple[Batch, Begin]:
+        """A batch, with its micro-batches if they begin here, and what the first process has said of it."""
         self.check_free()
-        if list(self._modules.items()) != self._running:
+        if list(self._modules.items()) != self.layers_in_use:
             raise ValueError("layers of a distributed pipeline must stay, got others; make a new pipeline of them")
         settings: dict[str, Any] = {"the call": call}
         if self.rank == self._pipeline.rows[0]:
             check_input(value, self._device)
-            microbatches = scatter(value, self.chunks)
-            sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
+            microbatches, sizes = scatter(value, self.chunks)
             shapes = [[getattr(each, "shape", None) for each in microbatch.values] for microbatch in microbatches]
             settings |= self._settings(len(sizes))
             begin = self._agreed(exchange, settings, fingerprint((settings, shapes)), sizes, state_digest())
@@ -276,7 +266,8 @@ class Pipe(Layers):
             microbatches = []
             begin = self._agreed(exchange, settings)
             self._agree(begin, self._settings(len(begin.sizes)))
-        return self._pipeline.plan(self, len(begin.sizes)), begin, microbatches
+        put_together = gather if self.rank == self._pipeline.rows[-1] else _nothing
+        return self._pipeline.batch(self, microbatches, begin.sizes, put_together), begin
 
     def _agreed(self, exchange: Exchange, settings: dict[str, Any], *batch: Any) -> Begin:
         """What the first process says; it must have these settings, too. The first process has ``batch``."""
@@ -295,7 +286,7 @@ class Pipe(Layers):
         begin.agree(settings, (ranks[self._pipeline.rows[0]], ranks[self.rank]))
 
     def _settings(self, m: int) -> dict[str, Any]:
-        lists = self._pipeline.lists(self._pipeline.plan(self, m))
+        lists = self._executor.lists(self._pipeline.plan(self, m))
         return {
             "chunks": self.chunks,
             "checkpoint": self.checkpoint,
@@ -305,16 +296,20 @@ class Pipe(Layers):
         }
 
 
-def scheduled_on(schedule: Any, n: int, devices: list[torch.device]) -> tuple[tuple[int, ...], Choice]:
-    """For each of n partitions the rank of its process, of which each has a device; and the schedule."""
-    chosen = checked_schedule(schedule) or "gpipe"
-    rows = schedule_rows(chosen, n, len(devices))
-    if max(rows, default=-1) + 1 != len(devices):
+def _nothing(_: list[MicroBatch]) -> MicroBatch:
+    """What a process without the last partition makes of results."""
+    return MicroBatch((None,), None)
+
+
+def ranks_of_partitions(schedule: ScheduleLike, n: int, size: int) -> tuple[int, ...]:
+    """For each of n partitions the rank of its process, of ``size``."""
+    ranks = schedule_rows(schedule, n, size)
+    if max(ranks, default=-1) + 1 != size:
         raise DeviceCountError(
-            f"processes must be as many as the devices of the schedule, {max(rows, default=-1) + 1} for "
-            f"{len(rows)} partitions, got {len(devices)}; start as many, or change balance or schedule"
+            f"processes must be as many as the devices of the schedule, {max(ranks, default=-1) + 1} for "
+            f"{len(ranks)} partitions, got {size}; start as many, or change balance or schedule"
         )
-    return rows, Choice(chosen, [devices[row] for row in rows], rows)
+    return ranks
 
 
 def own_partitions(
@@ -333,7 +328,7 @@ def own_partitions(
         device: of this process.
         materialise: sets the weights of a module that was on ``meta``.
     """
-    check_layers(module, whole=False)
+    check_layers(module)
     named = list(module.named_children())
     layers = iter(named)
     whole = [nn.Sequential(OrderedDict(islice(layers, size))) for size in balance]

@@ -18,7 +18,7 @@ from gpipe_bench.util.choices import CHECKPOINT_MODES, WORKERS
 
 T = TypeVar("T")
 
-SETTINGS: Final = ("chunks", "checkpoint", "workers")
+SETTINGS: Final = ("chunks", "checkpoint", "workers", "deferred_batch_norm")
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
@@ -31,7 +31,11 @@ def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T]
 
 
 def checked_setting(name: str, value: Any) -> Any:
-    """The value of ``chunks``, ``checkpoint`` or ``workers``, which may change between batches."""
+    """The value of one of the :data:`SETTINGS` of a pipeline, of which the first three may change between batches."""
+    if name == "deferred_batch_norm":
+        if not isinstance(value, bool):
+            raise TypeError(f"deferred_batch_norm must be True or False, got {value!r}; use one of them")
+        return value
     if name != "chunks":
         check_choice(name, value, {"checkpoint": CHECKPOINT_MODES, "workers": WORKERS}[name])
         return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from traceback import clear_frames
 from typing import Any
 
@@ -22,56 +21,13 @@ from gpipe_bench.autograd.microbatch import (
     separated,
     versions,
 )
-from gpipe_bench.components import Components
-from gpipe_bench.engine.context import ExecutionContext
-from gpipe_bench.engine.observer import Observer, Task, observed
+from gpipe_bench.engine.batch import BatchContext
+from gpipe_bench.engine.observer import Task, observed
 from gpipe_bench.engine.partition import Partition
-from gpipe_bench.engine.randomness import BatchRandomness, Draws
-from gpipe_bench.engine.transfer import Endpoint, Route, use_stream
-from gpipe_bench.engine.worker import Turns
+from gpipe_bench.engine.randomness import Draws
+from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.skip.trees import TreeSpec
-
-
-@dataclass(frozen=True, slots=True)
-class BatchContext:
-    """What all tasks of one batch share.
-
-    Attributes:
-        components: which components are on.
-        transfer: ``direct`` or ``host``.
-        execution: the caller's thread-local modes.
-        randomness: the batch's random numbers.
-        threads: whether tasks run in threads of their own.
-        turns: whether tasks take turns.
-        observer: told of every task, if any.
-        partitions: in place.
-        ends: where the copies of each partition begin or end, a list by micro-batch.
-        trained: whether each partition has something to learn. If it has not, and no input of a task needs a gradient,
-            the task is no checkpoint: nothing would be recomputed.
-    """
-
-    components: Components
-    transfer: str
-    execution: ExecutionContext
-    randomness: BatchRandomness
-    threads: bool
-    turns: Turns
-    observer: Observer | None
-    partitions: list[Partition]
-    ends: list[list[Endpoint]]
-    trained: list[bool]
-
-    def route(self, kind: str, i: int, source: int, target: int) -> Route | None:
-        """How a ``copy`` or ``portal`` takes micro-batch i from partition to partition.
-
-        None where nothing is copied: within one device, unless through the host to another row.
-        """
-        here, there = self.partitions[source], self.partitions[target]
-        if here.device == there.device and (self.transfer == "direct" or here.row == there.row):
-            return None
-        return Route(kind, self.ends[source][i], self.ends[target][i], i, target, self.transfer, self.observer)
-
 
 Around = Callable[[Callable[[Values], Values], Values], Values]
 
@@ -109,7 +65,7 @@ class Computation:
     def __init__(
         self, batch: BatchContext, partition: Partition, i: int, microbatch: MicroBatch, aliased: frozenset[int]
     ) -> None:
-        self.partition, self.i, self.stream = partition, i, batch.ends[partition.j][i].computing
+        self.partition, self.i, self.stream = partition, i, batch.streams[partition.j][i].computing
         self.structure: TreeSpec | None = None
         self.aliased: frozenset[int] = frozenset()
         self._batch = batch

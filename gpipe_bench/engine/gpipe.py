@@ -20,16 +20,17 @@ from gpipe_bench.engine.arguments import (
     resolve_devices,
     split_layers,
 )
-from gpipe_bench.engine.gathering import check_shapes, other_forms
-from gpipe_bench.engine.layers import Device, Layers
-from gpipe_bench.engine.pipeline import Pipeline
-from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.module import Device, PartitionedModule
+from gpipe_bench.engine.paper.executor import PaperExecutor
+from gpipe_bench.engine.pipeline import Executor, Pipeline
+from gpipe_bench.engine.runtime.executor import RuntimeExecutor
+from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.schedules.table import check_device_count
 
 
-class GPipe(Layers):
+class GPipe(PartitionedModule):
     """Pipeline parallelism for an ``nn.Sequential``.
 
     The module is cut into partitions of consecutive layers, each on its device. A batch is split into micro-batches
@@ -116,10 +117,10 @@ class GPipe(Layers):
         # One entry for each device of the schedule, or one for each partition.
         entries = rows if len(set(rows)) < len(rows) else range(len(rows))
         found = resolve_devices(given, max(entries, default=-1) + 1, len(rows))
-        places = [found[entry] for entry in entries]
-        choice = Choice(chosen, places, rows) if chosen is not None else None
-        self._hold(*split_layers(module, sizes, places, deferred_batch_norm=deferred_batch_norm), sizes, places)
-        self._pipeline = Pipeline(rows, choice)
+        placed = [found[entry] for entry in entries]
+        executor: Executor = PaperExecutor() if chosen is None else RuntimeExecutor(chosen, placed, rows)
+        self._pipeline = Pipeline(executor, rows)
+        self.adopt_layers(*split_layers(module, sizes, placed, deferred_batch_norm=deferred_batch_norm), sizes, placed)
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module
         """Run one batch through the pipeline.
@@ -138,8 +139,11 @@ class GPipe(Layers):
                 what the last layer gives has no batch dimension, or other shapes for other micro-batches.
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
-        microbatches = self._scattered(input)
-        return self._pipeline.forward(self, microbatches, gather) if self.partitions else input
+        microbatches, sizes = self._scattered(input)
+        if not self.partitions:
+            return input
+        pipeline = self._pipeline
+        return pipeline.executor.forward(pipeline.batch(self, microbatches, sizes, gather))
 
     def step(
         self,
@@ -180,13 +184,13 @@ class GPipe(Layers):
             Exception: a layer or ``loss`` raised it. Gradients of the micro-batches before may have been added by
                 then: call ``pipe.zero_grad()`` before the next batch.
         """
-        microbatches = self._scattered(input)
-        sizes = [microbatch.values[0].size(0) for microbatch in microbatches]
+        microbatches, sizes = self._scattered(input)
         goal = Goal(target, loss, return_output, reduction)
         return self._pipeline.step(self, microbatches, sizes, goal, gather)
 
-    def _scattered(self, value: Any) -> list[MicroBatch]:
-        self.settle()
+    def _scattered(self, value: Any) -> tuple[list[MicroBatch], list[int]]:
+        """The micro-batches of a batch, and how many samples each has."""
+        self.follow_replacements()
         check_input(value, self.devices[0] if self.devices else None)
         return scatter(value, self.chunks)
 
@@ -208,8 +212,8 @@ def check_input(value: Any, device: torch.device | None) -> None:
         check_device("input", tensor, device)
 
 
-def scatter(value: Any, chunks: int) -> list[MicroBatch]:
-    """Split a batch into at most ``chunks`` micro-batches along dimension 0.
+def scatter(value: Any, chunks: int) -> tuple[list[MicroBatch], list[int]]:
+    """Split a batch into at most ``chunks`` micro-batches along dimension 0; gives their sizes, too.
 
     Sizes are those of :meth:`torch.Tensor.chunk`: equal but for a smaller last one, so a batch that does not divide
     evenly may give fewer micro-batches than asked for (272 in 32 gives 31). The pieces are views of the batch: a caller
@@ -218,7 +222,8 @@ def scatter(value: Any, chunks: int) -> list[MicroBatch]:
     tensors, structure = flatten(value)
     aliased = aliased_values(tensors)
     pieces = [tensor.chunk(chunks) for tensor in tensors]
-    return [MicroBatch(values, structure, aliased) for values in zip(*pieces, strict=True)]
+    microbatches = [MicroBatch(values, structure, aliased) for values in zip(*pieces, strict=True)]
+    return microbatches, [piece.size(0) for piece in pieces[0]]
 
 
 def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
@@ -247,3 +252,30 @@ def gather(microbatches: Sequence[MicroBatch]) -> MicroBatch:
         for column in columns:
             check_shapes(column)
         raise
+
+
+def check_shapes(tensors: Sequence[Tensor]) -> None:
+    """Check tensors of all micro-batches that ``torch.cat`` has refused.
+
+    Raises:
+        ValueError: their shapes are the reason.
+    """
+    got = ", ".join(dict.fromkeys(str(list(tensor.shape)) for tensor in tensors))
+    if any(tensor.is_nested for tensor in tensors):
+        rule, got = "be tensors that torch.cat takes", f"nested ones of shapes {got}"
+    elif len({tensor.shape[1:] for tensor in tensors}) > 1:
+        rule = "agree in all dimensions but the first"
+    else:
+        return
+    raise ValueError(
+        f"results of all micro-batches must {rule}, got {got}; pad them in the last layer, or call pipe.step with a "
+        "schedule, which computes the loss of each micro-batch by itself"
+    )
+
+
+def other_forms(forms: Sequence[Any]) -> TypeError:
+    """The error of micro-batches that gave different tuples, lists or dicts; None is a tensor."""
+    names = list(dict.fromkeys("a tensor" if form is None else " ".join(str(form).split()) for form in forms))
+    return TypeError(
+        f"results of all micro-batches must have one form, got {names}; return the same tuple from every one"
+    )

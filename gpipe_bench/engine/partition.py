@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -36,7 +37,7 @@ class Partition:
         incoming: skips that a task takes in, in order.
         outgoing: skips that a task gives out, in order.
         has_skips: whether any layer stashes or pops.
-        place: the number of partitions before it on its device.
+        index_on_device: the number of partitions before it on its device.
         writes_inputs: whether its layers write to their inputs; None until a first task has shown it.
         kept: where memory begins that its layers keep and may write to: buffers, frozen parameters, and tensors that
             are attributes; looked up after each first micro-batch.
@@ -51,7 +52,7 @@ class Partition:
     incoming: list[SkipKey]
     outgoing: list[SkipKey]
     has_skips: bool
-    place: int
+    index_on_device: int
     writes_inputs: bool | None = None
     kept: AbstractSet[int] = frozenset()
 
@@ -63,7 +64,7 @@ class Partition:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""
         if not (copy_streams and has_streams(self.device)):
             return [Endpoint(self.device, computing, computing)] * m
-        numbers = range(self.place * m, self.place * m + m)
+        numbers = range(self.index_on_device * m, self.index_on_device * m + m)
         streams = [shared_stream(self.device, number, copying=True) for number in numbers]
         return [Endpoint(self.device, copying, computing) for copying in streams]
 
@@ -73,11 +74,18 @@ class Partition:
         Returns:
             The values of the last layer, then the outgoing skips; and the structure of the former.
         """
-        if not self.has_skips:
-            return flatten(_run_layers(self.layers, MicroBatch(flat, structure).unwrap()))
-        tracker = LocalTracker(zip(self.incoming, flat[count:], strict=True))
-        with use_tracker(tracker):
-            values, structure = flatten(_run_layers(self.layers, MicroBatch(flat[:count], structure).unwrap()))
+        tracker = LocalTracker(zip(self.incoming, flat[count:], strict=True)) if self.has_skips else None
+        with nullcontext() if tracker is None else use_tracker(tracker):
+            given = MicroBatch(flat[:count], structure).unwrap()
+            if isinstance(self.layers, PipeSequential) and isinstance(given, Arguments):
+                result = self.layers(*given.args, **given.kwargs)
+            elif isinstance(self.layers, PipeSequential) and isinstance(given, tuple):
+                result = self.layers(*given)
+            else:
+                result = self.layers(given)
+        values, structure = flatten(result)
+        if tracker is None:
+            return values, structure
         skips = [tracker.load(key) for key in self.outgoing]
         check_open(skips)
         return (*values, *skips), structure
@@ -87,7 +95,7 @@ TASK: Final = Partition.compute.__code__
 """The code of a frame in which a partition computes."""
 
 
-def place(
+def put_in_place(
     partitions: Sequence[nn.Sequential],
     devices: Sequence[torch.device],
     rows: Sequence[int],
@@ -101,13 +109,13 @@ def place(
     With portals a skip goes from its source to its destination in one hop. Else it rides along, and every partition
     between takes it in and gives it out.
     """
-    places = []
+    found = []
     own: dict[int, Stream] = {}
     for j, (layers, device) in enumerate(zip(partitions, devices, strict=True)):
         sharing = {row for row, other in zip(rows, devices, strict=True) if other == device}
         if transfer == "host" and len(sharing) > 1 and rows[j] not in own:
             own[rows[j]] = shared_stream(device, sorted(sharing).index(rows[j]))
-        places.append(
+        found.append(
             Partition(
                 j,
                 layers,
@@ -119,16 +127,7 @@ def place(
                 outgoing=layout.departures(j) if portals else layout.passing(j),
                 has_skips=bool(layout.passing(j) or layout.passing(j - 1))
                 or any(isinstance(layer, Skippable) for layer in layers.modules()),
-                place=list(devices[:j]).count(device),
+                index_on_device=list(devices[:j]).count(device),
             )
         )
-    return places
-
-
-def _run_layers(layers: nn.Sequential, value: Any) -> Any:
-    """Run a partition on what the one before gave, or on the :class:`Arguments` of a batch."""
-    if not isinstance(layers, PipeSequential):
-        return layers(value)
-    if isinstance(value, Arguments):
-        return layers(*value.args, **value.kwargs)
-    return layers(*value) if isinstance(value, tuple) else layers(value)
+    return found

@@ -18,11 +18,13 @@ from gpipe_bench.autograd.microbatch import MicroBatch, aliased_values, check_de
 from gpipe_bench.autograd.sequential import Arguments, PipeSequential, check_outermost
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import checked_module, split_layers
-from gpipe_bench.engine.gathering import check_shapes, other_forms
-from gpipe_bench.engine.layers import Layers
-from gpipe_bench.engine.pipeline import Pipeline
+from gpipe_bench.engine.gpipe import check_shapes, other_forms
+from gpipe_bench.engine.module import PartitionedModule
+from gpipe_bench.engine.paper.executor import PaperExecutor
+from gpipe_bench.engine.pipeline import Executor, Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
-from gpipe_bench.engine.runtime.lists import Choice, ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.runtime.executor import RuntimeExecutor
+from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
 from gpipe_bench.engine.runtime.loss import Goal
 from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.errors import BalanceError
@@ -77,7 +79,7 @@ class NoChunk:
         self.tensor = tensor
 
 
-class Pipe(Layers):
+class Pipe(PartitionedModule):
     """Pipeline parallelism for an ``nn.Sequential`` whose layers are on their devices already.
 
     Consecutive layers on one device are one partition. A layer without parameters runs where the layer before it runs;
@@ -151,10 +153,10 @@ class Pipe(Layers):
         # Layers that are all on one device: a schedule with several partitions per device takes two for one.
         count = len(set(devices)) if len(set(devices)) > 1 else max(len(devices) // 2, 1)
         rows = schedule_rows(chosen, len(sizes), count)
-        choice = Choice(chosen, devices, rows) if chosen is not None else None
+        executor: Executor = PaperExecutor() if chosen is None else RuntimeExecutor(chosen, devices, rows)
+        self._pipeline = Pipeline(executor, rows)
         found = split_layers(module, sizes, devices, PipeSequential, deferred_batch_norm=deferred_batch_norm)
-        self._hold(*found, sizes, devices)
-        self._pipeline = Pipeline(rows, choice)
+        self.adopt_layers(*found, sizes, devices)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> LocalValue:
         """Run one batch through the pipeline.
@@ -176,10 +178,11 @@ class Pipe(Layers):
                 micro-batches.
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
-        microbatches = self._scattered(inputs, kwargs)
+        microbatches, sizes = self._scattered(inputs, kwargs)
         if not self.partitions:
             return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
-        return LocalValue(self._pipeline.forward(self, microbatches, gather_values))
+        pipeline = self._pipeline
+        return LocalValue(pipeline.executor.forward(pipeline.batch(self, microbatches, sizes, gather_values)))
 
     def step(
         self,
@@ -205,15 +208,16 @@ class Pipe(Layers):
             The loss, or (loss, output), see :meth:`gpipe_bench.GPipe.step`; the output is no :class:`LocalValue`.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        microbatches = self._scattered(given, kwargs)
-        sizes = split_sizes([*given, *kwargs.values()], self.chunks)
+        microbatches, sizes = self._scattered(given, kwargs)
         goal = Goal(target, loss, return_output, reduction)
         return self._pipeline.step(self, microbatches, sizes, goal, gather_values)
 
-    def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MicroBatch]:
-        self.settle()
+    def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[MicroBatch], list[int]]:
+        """The micro-batches of a batch, and how many samples each has."""
+        self.follow_replacements()
         check_inputs(inputs, kwargs, self.devices[0] if self.devices else None)
-        return scatter_arguments(inputs, kwargs, self.chunks)
+        first = next(value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor))
+        return scatter_arguments(inputs, kwargs, self.chunks), [piece.size(0) for piece in first.chunk(self.chunks)]
 
 
 def _devices_of(balance: list[int], sizes: list[int], devices: list[torch.device]) -> list[torch.device]:
@@ -266,12 +270,6 @@ def scatter_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], chunks: in
     ]
     aliased = aliased_values(batch[0])
     return [MicroBatch(*microbatch, aliased) for microbatch in microbatches]
-
-
-def split_sizes(values: Sequence[Any], chunks: int) -> list[int]:
-    """Sizes of the micro-batches that the first tensor among ``values`` gives."""
-    first = next(value for value in values if isinstance(value, Tensor))
-    return [piece.size(0) for piece in first.chunk(chunks)]
 
 
 def gather_values(microbatches: Sequence[MicroBatch]) -> MicroBatch:

@@ -123,7 +123,7 @@ class BatchRandomness:
             torch.empty(1, device="cpu").uniform_()
 
     def watches(self, j: int) -> bool:
-        """Whether a task of partition j that begins now may draw. The loss has the place after the last partition."""
+        """Whether a task of partition j that begins now may draw; the loss counts as the partition after the last."""
         return j not in self._seen or (j, self._training) in self._drawing
 
     def learn(self, j: int, *, drew: bool, unsure: bool, lent: bool = False) -> None:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,19 +20,18 @@ from gpipe_bench.errors import UnsupportedError
 active_replica: Callable[[], DistributedDataParallel | None] = DistributedDataParallel._get_active_ddp_module  # noqa: SLF001 - as above
 
 
-def check_replica(replica: DistributedDataParallel, pipe: nn.Module, m: int, *, whole: bool) -> None:
-    """Refuse a batch of m micro-batches whose gradients would not be averaged.
+def check_replica(replica: DistributedDataParallel, pipe: nn.Module, m: int) -> None:
+    """Refuse a batch of m micro-batches, with checkpoints or a schedule, whose gradients would not be averaged.
 
     Args:
         replica: what :func:`active_replica` gives.
         pipe: the pipeline.
         m: how many micro-batches there are.
-        whole: whether autograd runs backward once, through one graph.
 
     Raises:
         UnsupportedError: DistributedDataParallel calls ``pipe``, and would not average its gradients.
     """
-    if whole or replica.static_graph or not (m > 1 or replica.find_unused_parameters):
+    if replica.static_graph or not (m > 1 or replica.find_unused_parameters):
         return
     if _averages(replica, pipe):
         raise UnsupportedError(
@@ -55,18 +53,15 @@ def check_no_replica(replica: DistributedDataParallel, pipe: nn.Module) -> None:
         )
 
 
-def check_layers(layers: nn.Module, *, whole: bool) -> None:
+def check_layers(layers: nn.Module) -> None:
     """Refuse layers that average their gradients themselves, where these come from one micro-batch after another.
 
     Args:
-        layers: of a pipeline that is about to train.
-        whole: whether autograd runs backward once, through one graph.
+        layers: of a pipeline that is about to train with checkpoints or a schedule, in a process of several.
 
     Raises:
         ValueError: there is such a layer.
     """
-    if whole or not (dist.is_available() and dist.is_initialized()):
-        return
     # Importing it takes a second. A program with such a layer has imported it already.
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     kinds = (DistributedDataParallel, *((fsdp.FSDPModule, fsdp.FullyShardedDataParallel) if fsdp else ()))

@@ -169,13 +169,13 @@ class Turns:
         self._lock = threading.RLock()
 
     @contextmanager
-    def turn(self, place: int) -> Iterator[None]:
-        """A block for a task of the partition with this index; the loss has the place after the last one."""
-        if place in self._seen:
+    def turn(self, j: int) -> Iterator[None]:
+        """A block for a task of partition j; the loss counts as the one after the last."""
+        if j in self._seen:
             with self._lock if self.taken else nullcontext():
                 yield
             return
         with self._lock, DispatchMode() as watch:  # type: ignore[no-untyped-call]  # not annotated
             yield
-        self._seen.add(place)
+        self._seen.add(j)
         self.taken |= watch.traced

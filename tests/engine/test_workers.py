@@ -17,6 +17,7 @@ from torch import nn
 from gpipe_bench import Components, GPipe, is_checkpointing, is_recomputing
 from gpipe_bench.engine import worker
 from gpipe_bench.schedules import Action
+from gpipe_bench.schedules.program import Plan
 from tests.cover import cover
 from tests.engine.steps import step
 from tests.engine.support import MODES, SOME, Do, Mix, crossing_model, label, numbered, on_cpu, probe_pipe, score
@@ -309,8 +310,8 @@ def test_no_object_that_threads_share_gets_its_dict_late():
     which are free when the first one goes.
     """
     pipe = GPipe(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), [1, 1], devices=["cpu"] * 2, schedule="1f1b")
-    lists = pipe._pipeline.choice.lists(4, 0, early_recompute=True)
-    assert lists.places[Action("F", 0, 0)] == 0
+    lists = pipe._pipeline.executor.lists(Plan(4, 2, checkpoint="never"))
+    assert lists.positions[Action("F", 0, 0)] == 0
     assert not hasattr(lists, "__dict__")
     sources = Path(worker.__file__).parent.rglob("*.py")
     assert [path.name for path in sources if "cached_property" in path.read_text()] == []

@@ -1,30 +1,74 @@
-"""The steps of :mod:`gpipe_bench.schedules.program`, carried out with PyTorch: one batch in the paper's executor."""
+"""The paper's executor: one autograd graph through all partitions, made by the steps of the paper's program.
+
+:mod:`gpipe_bench.schedules.program` says which step follows which; :class:`TorchLanes` carries them out with PyTorch.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpipe_bench.autograd.microbatch import MicroBatch, Values, differentiable
 from gpipe_bench.autograd.nodes import behind, get_phony, is_users, new_leaf, nodes_behind
-from gpipe_bench.engine.computation import BatchContext, Computation
-from gpipe_bench.engine.paper.checkpoint import Recompute, Slot
+from gpipe_bench.engine.batch import Batch, BatchContext
+from gpipe_bench.engine.computation import Computation
+from gpipe_bench.engine.paper.checkpoint import Guard, Recompute, Slot
 from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
 from gpipe_bench.engine.paper.copy import Portal, copy, wait
 from gpipe_bench.engine.paper.dependency import Join, fork
 from gpipe_bench.engine.paper.marks import run_marked
+from gpipe_bench.engine.runtime.loss import Goal, check_loss
 from gpipe_bench.engine.transfer import Holding, Stream, at_end_of_backward, use_stream
-from gpipe_bench.engine.worker import Result, Workers, raised, result_of
-from gpipe_bench.schedules.program import Plan
+from gpipe_bench.engine.worker import Result, Workers, in_fresh_thread, raised, result_of
+from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.trees import tree_map_only
 
 
 class PaperExecutor:
+    """Runs batches by the paper's program; autograd orders the backward pass."""
+
+    def forward(self, batch: Batch) -> Any:
+        """What the last layer gives for the whole batch."""
+        plan, stop = batch.plan, threading.Event()
+
+        def run() -> list[MicroBatch]:
+            with context.execution.applied():
+                numbers = sorted({partition.worker for partition in context.partitions})
+                workers = Workers(numbers) if context.threads else None
+                lanes = TorchLanes(plan, batch.module.skip_layout, batch.microbatches, context, workers, stop)
+                try:
+                    run_forward(plan, lanes)
+                finally:
+                    lanes.drain()
+                return lanes.microbatches
+
+        with batch.context(whole=not plan.checkpointed) as context:
+            outputs = in_fresh_thread(run, stop.set) if context.threads else run()
+            batch.order_streams(outputs, entering=False)
+        output = batch.gather(outputs)
+        if not plan.checkpointed:
+            return output.unwrap()
+        own = [(computing, callers) for _, computing, callers in batch.streams if computing != callers]
+        return MicroBatch(behind(Guard, output.values, own), output.structure).unwrap()
+
+    def step(self, batch: Batch, goal: Goal) -> tuple[Tensor, Any]:
+        """Compute one loss of the whole batch, and run backward from there."""
+        goal.split(batch.module.chunks, batch.sizes)
+        output = self.forward(batch)
+        loss = check_loss(goal.loss(output, goal.target))
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+        return loss.detach(), tree_map_only(Tensor, Tensor.detach, output)
+
+
+class TorchLanes:
     """One batch on its way forward; a method for each step of the program, called from one host thread.
 
     It replaces each of ``microbatches`` by what a partition makes of it. Without workers tasks run in this thread.
@@ -44,7 +88,7 @@ class PaperExecutor:
         self._plan, self._partitions, self._layout, self._batch = plan, batch.partitions, layout, batch
         self._workers, self._stop = workers, stop
         self._holding = Holding(at_end_of_backward)
-        self._ends = batch.ends
+        self._streams = batch.streams
         # Skips that travel to each partition in the tuple of their micro-batch.
         self._riding = [[] if plan.components.portals else each.incoming for each in batch.partitions]
         # Skips on their way, and which of them share memory with another tensor, per micro-batch.
@@ -69,7 +113,7 @@ class PaperExecutor:
         if phony is None or not differentiable(flat):
             self._pending[i] = phony
             return
-        with use_stream(self._ends[j - 1][i].copying if j > 0 else self._ends[0][i].computing):
+        with use_stream(self._streams[j - 1][i].copying if j > 0 else self._streams[0][i].computing):
             self._put(i, behind(Join, flat, phony), riding)
 
     def portal(self, i: int, j: int, skip: SkipKey) -> None:
@@ -88,7 +132,7 @@ class PaperExecutor:
 
     def await_copy(self, i: int, j: int) -> None:
         """Make the compute stream of partition j wait for the copy of micro-batch i."""
-        end, incoming = self._ends[j][i], self._partitions[j].incoming
+        end, incoming = self._streams[j][i], self._partitions[j].incoming
         if end.copying != end.computing:
             self._put(i, wait(end.computing, end.copying, self._flat(i, incoming), end.copying), incoming)
 
@@ -107,7 +151,7 @@ class PaperExecutor:
             slot = Slot(task)
             self._running[i, j] = task, () if keep else flat, None if keep else slot
             # A leaf keeps the node in the graph, behind a Join if the inputs could not be tied.
-            with use_stream(self._ends[j][i].computing):
+            with use_stream(self._streams[j][i].computing):
                 leaf = new_leaf(partition.device)
                 edge = leaf if phony is None else behind(Join, (leaf,), phony)[0]
             job = partial(run_checkpointed, slot, flat, edge, keep=keep)
@@ -135,7 +179,7 @@ class PaperExecutor:
 
     def await_compute(self, i: int, j: int) -> None:
         """Make the copy stream of micro-batch i on partition j wait for its computation."""
-        end, outgoing = self._ends[j][i], self._partitions[j].outgoing
+        end, outgoing = self._streams[j][i], self._partitions[j].outgoing
         if end.copying != end.computing:
             self._put(i, wait(end.copying, end.computing, self._flat(i, outgoing), end.copying), outgoing)
 
@@ -194,7 +238,7 @@ class PaperExecutor:
 
     def _leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""
-        end = self._ends[j][i]
+        end = self._streams[j][i]
         return end.copying if j < self._plan.n - 1 else end.computing
 
 

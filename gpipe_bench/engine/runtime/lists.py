@@ -30,7 +30,7 @@ class ActionLists:
         groups: a number for each partition; those with the same number have one thread.
         forward: the forward passes in one order that keeps that of every device.
         backward: all other actions in such an order.
-        places: the place of each action in the order of all.
+        positions: where each action stands in the order of all.
         splits: whether backward passes are cut into I and W.
     """
 
@@ -40,18 +40,8 @@ class ActionLists:
     groups: tuple[int, ...]
     forward: tuple[Action, ...]
     backward: tuple[Action, ...]
-    places: dict[Action, int]
+    positions: dict[Action, int]
     splits: bool
-
-    @classmethod
-    def of(
-        cls, name: str, facts: Facts, checkpointed: frozenset[tuple[int, int]], groups: tuple[int, ...]
-    ) -> ActionLists:
-        """The lists of a checked schedule."""
-        forward = tuple(action for action in facts.order if action.kind == "F")
-        backward = tuple(action for action in facts.order if action.kind != "F")
-        places = {action: place for place, action in enumerate(facts.order)}
-        return cls(name, facts, checkpointed, groups, forward, backward, places, facts.schedule.splits)
 
     def per_thread(self, order: Sequence[Action]) -> list[list[Action]]:
         """``order`` cut into a list for each thread."""
@@ -61,51 +51,58 @@ class ActionLists:
         return list(lists.values())
 
 
-class Choice:
-    """The schedule of a pipeline, for any number of micro-batches."""
+def action_lists(
+    schedule: ScheduleLike,
+    devices: Sequence[torch.device],
+    rows: int,
+    *,
+    m: int,
+    checkpointed: int,
+    early_recompute: bool,
+) -> ActionLists:
+    """The lists for m micro-batches.
 
-    def __init__(self, schedule: ScheduleLike, placement: Sequence[torch.device], rows: Sequence[int]) -> None:
-        self.schedule, self._placement, self._rows = schedule, list(placement), max(rows, default=0) + 1
-        self._cache: dict[tuple[int, int, bool], ActionLists] = {}
+    Args:
+        schedule: a name, a schedule, or a function that gives one.
+        devices: one per partition.
+        rows: how many devices the schedule has.
+        m: how many micro-batches.
+        checkpointed: how many of them are checkpointed, the first ones.
+        early_recompute: whether R stands ahead of B.
 
-    def lists(self, m: int, checkpointed: int, *, early_recompute: bool) -> ActionLists:
-        """The lists for m micro-batches."""
-        key = m, checkpointed, early_recompute
-        if key not in self._cache:
-            self._cache[key] = self._made(*key)
-        return self._cache[key]
-
-    def _made(self, m: int, checkpointed: int, early_recompute: bool) -> ActionLists:
-        n = len(self._placement)
-        if isinstance(self.schedule, str):
-            schedule = named_schedule(self.schedule, m, n, self._rows)
-        else:
-            schedule = _given(self.schedule, m, n)
-        if early_recompute:
-            schedule = with_recomputation(schedule, checkpointed)
-        facts = check(schedule)
-        if (facts.microbatches, facts.partitions) != (m, n):
-            got = f"{facts.microbatches} micro-batches and {facts.partitions} partitions"
-            wanted = f"{m} micro-batches and {n} partitions"
-            raise ScheduleError(
-                [f"schedule must be for {wanted}, got one for {got}; change chunks, balance or schedule"]
-            )
-        cells = {(i, j) for kind, i, j in schedule if kind == "R"}
-        cells |= {(i, j) for i in range(checkpointed) for j in range(n)}
-        name = self.schedule if isinstance(self.schedule, str) else "one of your own"
-        return ActionLists.of(name, facts, frozenset(cells), self._groups(facts))
-
-    def _groups(self, facts: Facts) -> tuple[int, ...]:
-        """A thread for each accelerator; on the CPU one for each device of the schedule."""
-        for row in range(len(facts.schedule.devices)):
-            parts = [j for j, place in enumerate(facts.placement) if place == row]
-            found = sorted({str(self._placement[j]) for j in parts})
-            if len(found) > 1:
-                rule = f"partitions {', '.join(map(str, parts))} must be on one device, as the schedule has them"
-                raise ScheduleError([f"{rule}, got {', '.join(found)}; move the layers, or change the schedule"])
-        first = [self._placement.index(device) for device in self._placement]
-        placed = zip(self._placement, first, facts.placement, strict=True)
-        return tuple(row if device.type == "cpu" else -1 - index for device, index, row in placed)
+    Raises:
+        ScheduleError: the schedule is for another number of micro-batches or partitions, or for other devices.
+    """
+    n = len(devices)
+    made = named_schedule(schedule, m, n, rows) if isinstance(schedule, str) else _given(schedule, m, n)
+    if early_recompute:
+        made = with_recomputation(made, checkpointed)
+    facts = check(made)
+    if (facts.microbatches, facts.partitions) != (m, n):
+        got = f"{facts.microbatches} micro-batches and {facts.partitions} partitions"
+        wanted = f"{m} micro-batches and {n} partitions"
+        raise ScheduleError([f"schedule must be for {wanted}, got one for {got}; change chunks, balance or schedule"])
+    for row in range(len(facts.schedule.devices)):
+        parts = [j for j, home in enumerate(facts.placement) if home == row]
+        found = sorted({str(devices[j]) for j in parts})
+        if len(found) > 1:
+            rule = f"partitions {', '.join(map(str, parts))} must be on one device, as the schedule has them"
+            raise ScheduleError([f"{rule}, got {', '.join(found)}; move the layers, or change the schedule"])
+    order = facts.order
+    cells = {(i, j) for kind, i, j in made if kind == "R"} | {(i, j) for i in range(checkpointed) for j in range(n)}
+    # A thread for each accelerator; on the CPU one for each device of the schedule.
+    first = [list(devices).index(device) for device in devices]
+    homes = zip(devices, first, facts.placement, strict=True)
+    return ActionLists(
+        name=schedule if isinstance(schedule, str) else "one of your own",
+        facts=facts,
+        checkpointed=frozenset(cells),
+        groups=tuple(row if device.type == "cpu" else -1 - index for device, index, row in homes),
+        forward=tuple(action for action in order if action.kind == "F"),
+        backward=tuple(action for action in order if action.kind != "F"),
+        positions={action: position for position, action in enumerate(order)},
+        splits=facts.schedule.splits,
+    )
 
 
 def checked_schedule(schedule: Any) -> ScheduleLike | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpipe_bench.autograd.microbatch import MicroBatch
 from gpipe_bench.autograd.nodes import Inlet, receive
-from gpipe_bench.engine.computation import BatchContext
+from gpipe_bench.engine.batch import BatchContext
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.runtime.reduction import Reduction, reduced
 from gpipe_bench.engine.transfer import use_stream
@@ -62,8 +62,8 @@ class Losses:
     ) -> None:
         self.outputs = [MicroBatch((), None)] * len(targets)
         self._loss, self._targets, self._shares = loss, list(targets), shares
-        self._execution, self._stream, self._keeps = batch.execution, batch.ends[-1][0].computing, keeps
-        self._turns, self._place, self._randomness = batch.turns, len(batch.partitions), batch.randomness
+        self._execution, self._stream, self._keeps = batch.execution, batch.streams[-1][0].computing, keeps
+        self._turns, self._j, self._randomness = batch.turns, len(batch.partitions), batch.randomness
         self._values: list[Tensor | None] = [None] * len(targets)
         # Losses with their graph, and where the gradients of the outputs arrive, until the backward pass.
         self._open: dict[int, tuple[Tensor | None, Inlet]] = {}
@@ -76,8 +76,8 @@ class Losses:
             loss = None
             if self._shares[i]:
                 output = MicroBatch(values, microbatch.structure).unwrap()
-                draws = Draws(self._randomness, i, self._place).first_pass(again=False)
-                with draws, self._turns.turn(self._place):
+                draws = Draws(self._randomness, i, self._j).first_pass(again=False)
+                with draws, self._turns.turn(self._j):
                     loss = check_loss(self._loss(output, target)) * self._shares[i]
                 self._values[i] = loss.detach()
         self._open[i] = loss, inlet
@@ -90,7 +90,7 @@ class Losses:
         loss, inlet = self._open.pop(i)
         if loss is None or not loss.requires_grad:
             return inlet.spread(())
-        with use_stream(self._stream), self._turns.turn(self._place):
+        with use_stream(self._stream), self._turns.turn(self._j):
             return inlet.collect(torch.autograd.backward, loss)
 
     def total(self) -> Tensor:

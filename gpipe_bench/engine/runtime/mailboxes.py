@@ -29,7 +29,7 @@ class Mailboxes:
     """The boxes of one process, for its threads.
 
     Attributes:
-        limit: actions from this place on, in one order of all, will not run.
+        limit: actions from this position on, in one order of all, will not run.
     """
 
     def __init__(self) -> None:
@@ -41,28 +41,28 @@ class Mailboxes:
         """Fill a box."""
         self._box(key).put(value)
 
-    def take(self, key: Key, place: int) -> Any:
-        """Wait until a box is filled, and empty it; raises Stopped if the action at ``place`` will not run."""
+    def take(self, key: Key, position: int) -> Any:
+        """Wait until a box is filled, and empty it; raises Stopped if the action at ``position`` will not run."""
         with self._lock:
             box = self._box(key)
-            if place >= self.limit:
+            if position >= self.limit:
                 raise Stopped
         while (value := box.get()) is _WAKE:
-            if place >= self.limit:
+            if position >= self.limit:
                 raise Stopped
         return value
 
     def done(self, action: Action) -> None:
         """Called when an action has ended."""
 
-    def fail(self, action: Action, place: int, error: BaseException) -> None:  # noqa: ARG002 - for other processes
+    def fail(self, action: Action, position: int, error: BaseException) -> None:  # noqa: ARG002 - for other processes
         """Called when an action has failed."""
-        self.stop(place)
+        self.stop(position)
 
-    def stop(self, place: int = -1) -> None:
-        """Let no action from this place on run, and wake all that wait."""
+    def stop(self, position: int = -1) -> None:
+        """Let no action from this position on run, and wake all that wait."""
         with self._lock:
-            self.limit = min(self.limit, place)
+            self.limit = min(self.limit, position)
             waiting = list(self._boxes.values())
         for box in waiting:
             box.put(_WAKE)

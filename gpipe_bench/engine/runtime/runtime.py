@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.autograd.microbatch import MicroBatch, differentiable
-from gpipe_bench.engine.computation import BatchContext, Computation
+from gpipe_bench.engine.batch import BatchContext
+from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.mailboxes import Mailboxes, Stopped
@@ -68,7 +69,7 @@ class Runtime:
         # Whether each list has a thread.
         self._learning, self._threads = learning, batch.threads and len(set(lists.groups)) > 1
         self._holding = Holding()
-        self._ends = batch.ends
+        self._streams = batch.streams
         self._cells: dict[tuple[int, int], Cell] = {}
         self._mailboxes = mailboxes
         for i, microbatch in enumerate(microbatches):
@@ -113,27 +114,27 @@ class Runtime:
     def _perform(self, actions: Sequence[Action]) -> None:
         do = {"F": self._forward, "R": self._within, "B": self._backward, "I": self._backward, "W": self._within}
         for action in actions:
-            place = self.lists.places[action]
-            if place >= self._mailboxes.limit:
+            position = self.lists.positions[action]
+            if position >= self._mailboxes.limit:
                 return
             try:
-                do[action.kind](action, place)
+                do[action.kind](action, position)
                 self._mailboxes.done(action)
             except Stopped:
                 return
             except BaseException as error:  # noqa: BLE001 - it belongs to the thread that called the pipeline
-                self._failures[place] = error
-                self._mailboxes.fail(action, place, error)
+                self._failures[position] = error
+                self._mailboxes.fail(action, position, error)
                 return
 
     # --- actions ---------------------------------------------------------------------------------------------------
 
-    def _forward(self, action: Action, place: int) -> None:
+    def _forward(self, action: Action, position: int) -> None:
         _, i, j = action
         partition = self._partitions[j]
-        microbatch: MicroBatch = self._mailboxes.take(("F", i, j, None), place)
-        skips = [self._mailboxes.take(("F", i, j, key), place) for key in partition.incoming]
-        end, count = self._ends[j][i], len(microbatch.values)
+        microbatch: MicroBatch = self._mailboxes.take(("F", i, j, None), position)
+        skips = [self._mailboxes.take(("F", i, j, key), position) for key in partition.incoming]
+        end, count = self._streams[j][i], len(microbatch.values)
         wait_stream(end.computing, end.copying)
         shared = {count + index for index, (_, aliased) in enumerate(skips) if aliased}
         flat = (*microbatch.values, *[value for value, _ in skips])
@@ -149,12 +150,12 @@ class Runtime:
         wait_stream(end.copying, end.computing)
         self._send(i, j, flat, task)
 
-    def _backward(self, action: Action, place: int) -> None:
+    def _backward(self, action: Action, position: int) -> None:
         kind, i, j = action
         last = j == len(self._partitions) - 1
-        grads: list[Tensor | None] = self._end.grads(i) if last else self._mailboxes.take(("B", i, j, None), place)
-        grads = [*grads, *[self._mailboxes.take(("B", i, j, key), place) for key in self._partitions[j].outgoing]]
-        end = self._ends[j][i]
+        grads: list[Tensor | None] = self._end.grads(i) if last else self._mailboxes.take(("B", i, j, None), position)
+        grads = [*grads, *[self._mailboxes.take(("B", i, j, key), position) for key in self._partitions[j].outgoing]]
+        end = self._streams[j][i]
         wait_stream(end.computing, end.copying)
         whole = kind == "B"
         found = self._cells.pop((i, j)).backward(grads) if whole else self._cells[i, j].backward_inputs(grads)

@@ -20,7 +20,7 @@ import gpipe_bench.engine
 __all__ = ["Mutant", "mutants"]
 
 # The last two are functions of the engine that wait for a stream of each partition.
-NAMES = ("wait_stream", "record_stream", "keep", "after", "_hand_over")
+NAMES = ("wait_stream", "record_stream", "keep", "after", "order_streams")
 
 
 @dataclass(frozen=True, slots=True)

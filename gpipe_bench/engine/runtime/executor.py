@@ -1,4 +1,6 @@
-"""``pipe(x)`` and ``loss.backward()`` on the runtime: the backward pass of a batch as three nodes of autograd.
+"""The runtime's executor: a schedule orders both passes, and each task has a graph of its own.
+
+``step`` runs all actions at once. ``pipe(x)`` and ``loss.backward()`` need three nodes in the caller's graph:
 
     inputs ── Enter ── phony ── Drive ── phony ── Collect ── outputs
 
@@ -19,12 +21,100 @@ from torch.autograd import Function
 
 from gpipe_bench.autograd.microbatch import MicroBatch, Values, differentiable
 from gpipe_bench.autograd.nodes import apply, check_whole, get_phony, new_leaf
+from gpipe_bench.engine.batch import Batch
+from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, action_lists
+from gpipe_bench.engine.runtime.loss import Goal, Losses
+from gpipe_bench.engine.runtime.mailboxes import Mailboxes
 from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.engine.transfer import Stream, current_stream, wait_stream
+from gpipe_bench.errors import ScheduleError
+from gpipe_bench.schedules.program import Plan
+from gpipe_bench.skip.namespace import SkipKey
 
-__all__ = ["BackwardPass", "Outputs", "attach"]
+__all__ = ["RuntimeExecutor"]
 
 _CPU = torch.device("cpu")
+
+
+class RuntimeExecutor:
+    """Runs batches by a schedule.
+
+    Args:
+        schedule: see :class:`gpipe_bench.GPipe`.
+        devices: one per partition.
+        rows: for each partition its device of the schedule.
+    """
+
+    def __init__(self, schedule: ScheduleLike, devices: Sequence[torch.device], rows: Sequence[int]) -> None:
+        self._schedule, self._devices, self._rows = schedule, list(devices), max(rows, default=0) + 1
+        self._lists: dict[tuple[int, int, bool], ActionLists] = {}
+
+    def lists(self, plan: Plan[SkipKey]) -> ActionLists:
+        """The actions of a batch."""
+        key = m, checkpointed, early = plan.m, plan.checkpointed, plan.components.early_recompute
+        if key not in self._lists:
+            options: Any = {"m": m, "checkpointed": checkpointed, "early_recompute": early}
+            self._lists[key] = action_lists(self._schedule, self._devices, self._rows, **options)
+        return self._lists[key]
+
+    def forward(self, batch: Batch, mailboxes: Mailboxes | None = None) -> Any:
+        """Run the forward passes of a schedule; the backward pass follows in ``loss.backward()``.
+
+        Args:
+            batch: its micro-batches, if the first partition is in this process.
+            mailboxes: how values travel; default: within this process.
+
+        Raises:
+            ScheduleError: the schedule begins its backward passes before that.
+        """
+        plan, lists, mailboxes = batch.plan, self.lists(batch.plan), mailboxes or Mailboxes()
+        if plan.backward and not lists.facts.schedule.forwards_first:
+            rule = "schedule must end its forward passes before it begins its backward passes for pipe(x)"
+            advice = "call pipe.step(input, target, loss), or pipe(x) under torch.no_grad()"
+            raise ScheduleError([f"{rule}, got {lists.name}; {advice}"])
+        end = Outputs(plan.m)
+        with batch.context(whole=False) as context:
+            order = mailboxes.enter(context.randomness, lists.forward)
+            options: Any = {"learning": plan.backward, "mailboxes": mailboxes}
+            runtime = Runtime(batch.module.skip_layout, list(batch.microbatches), context, lists, end, **options)
+            runtime.run(order)
+            outputs, end.microbatches = end.microbatches, []
+            batch.order_streams(outputs, entering=False)
+            mailboxes.leave(context.randomness)
+        if plan.backward:
+            outputs = attach(BackwardPass(runtime, end, batch.streams), batch.microbatches, outputs)
+        return batch.gather(outputs).unwrap()
+
+    def step(self, batch: Batch, goal: Goal | None, mailboxes: Mailboxes | None = None) -> tuple[Tensor, Any]:
+        """Run all actions of a schedule, backward ones where the plan says so. Empties the micro-batches.
+
+        Args:
+            batch: its micro-batches, if the first partition is in this process.
+            goal: what to minimise, if the last partition is in this process.
+            mailboxes: how values travel; default: within this process.
+        """
+        plan, lists, mailboxes = batch.plan, self.lists(batch.plan), mailboxes or Mailboxes()
+        shared: Any = goal.shared(batch.module.chunks, batch.sizes, learning=plan.backward) if goal else (None, [], ())
+        loss, targets, shares = shared
+        keeps = goal is not None and goal.return_output
+        entering = [value for microbatch in batch.microbatches for value in microbatch.values]
+        with batch.context(whole=False) as context:
+            order = mailboxes.enter(context.randomness, lists.facts.order if plan.backward else lists.forward)
+            end = Losses(loss, targets, shares, context, keeps=keeps)
+            options: Any = {"learning": plan.backward, "mailboxes": mailboxes}
+            runtime = Runtime(batch.module.skip_layout, batch.microbatches, context, lists, end, **options)
+            batch.microbatches.clear()
+            try:
+                runtime.run(order)
+                total = mailboxes.leave(context.randomness, end.total)
+            finally:
+                # The loss has been made on the stream of the last partition: the caller comes after it, too.
+                after(batch.streams)
+        grads = [grad for each in runtime.input_grads for grad in each]
+        pairs = [(value, grad) for value, grad in zip(entering, grads, strict=False) if grad is not None]
+        if pairs:
+            torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
+        return total, batch.gather(end.outputs).unwrap() if keeps else None
 
 
 class Outputs:
@@ -47,11 +137,11 @@ class Outputs:
 class BackwardPass:
     """The backward pass of one batch, which can be run once.
 
-    ``places`` are for each partition its device, its compute stream, and the caller's stream on the device.
+    ``streams`` are for each partition its device, its compute stream, and the caller's stream on the device.
     """
 
-    def __init__(self, runtime: Runtime, outputs: Outputs, places: list[tuple[torch.device, Stream, Stream]]) -> None:
-        self._outputs, self._places = outputs, places
+    def __init__(self, runtime: Runtime, outputs: Outputs, streams: list[tuple[torch.device, Stream, Stream]]) -> None:
+        self._outputs, self._streams = outputs, streams
         self._runtime: Runtime | None = runtime
         # Of all micro-batches, from the end of the backward pass until they are handed out.
         self.input_grads: list[Tensor | None] = []
@@ -64,7 +154,7 @@ class BackwardPass:
                 "a scheduled backward pass must be the only one of its batch, got a second one; add the losses up, or "
                 "leave out the schedule"
             )
-        for _, computing, callers in self._places:
+        for _, computing, callers in self._streams:
             wait_stream(computing, callers)
         count = len(grads) // len(self._outputs.given)
         for i in range(len(self._outputs.given)):
@@ -79,17 +169,17 @@ class BackwardPass:
         try:
             runtime.run(runtime.lists.backward)
         finally:
-            after(self._places)
+            after(self._streams)
         self.input_grads = [grad for grads in runtime.input_grads for grad in grads]
 
 
-def after(places: Sequence[tuple[torch.device, Stream, Stream]]) -> None:
+def after(streams: Sequence[tuple[torch.device, Stream, Stream]]) -> None:
     """Let the streams of the caller, and of this thread, come after the compute streams.
 
     Compute streams of their own wait for the caller's before every batch and every backward pass, and these for those
     afterwards: so what passes between them needs no record_stream.
     """
-    for device, computing, callers in places:
+    for device, computing, callers in streams:
         for stream in (callers, current_stream(device)):
             wait_stream(stream, computing)
 

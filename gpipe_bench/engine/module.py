@@ -36,10 +36,10 @@ NOT_TRACED: Final = (
 )
 
 
-class Layers(nn.Module):
+class PartitionedModule(nn.Module):
     """A module that is a sequence of its children, in partitions, each on its device.
 
-    The classes that users see derive from it, and hold a pipeline that runs the layers.
+    The modules that users see are such modules, and hold a pipeline that runs the layers.
 
     Args:
         chunks: see :class:`gpipe_bench.GPipe`, as for the others.
@@ -56,24 +56,15 @@ class Layers(nn.Module):
         batch_lock: held by a batch.
     """
 
-    balance: list[int]
-    devices: list[torch.device]
-    partitions: list[nn.Sequential]
-    skip_layout: SkipLayout
-    deferred_layers: list[DeferredBatchNorm]
-    task_observer: Observer | None
-    batch_lock: threading.Lock
-    _running: list[tuple[str, nn.Module]]
-
     def __init__(
         self,
         *,
-        chunks: int,
-        checkpoint: str,
-        deferred_batch_norm: bool,
-        components: Components | None,
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+        components: Components | None = None,
         transfer: str = "direct",
-        workers: str,
+        workers: str = "always",
     ) -> None:
         super().__init__()
         if components is not None and not isinstance(components, Components):
@@ -81,16 +72,20 @@ class Layers(nn.Module):
                 f"components must be a gpipe_bench.Components, got {components!r}; write Components(portals=False), or "
                 "Components.from_label('dep-str-x')"
             )
-        if not isinstance(deferred_batch_norm, bool):
-            raise TypeError(f"deferred_batch_norm must be True or False, got {deferred_batch_norm!r}; use one of them")
-        self.chunks, self.checkpoint, self.workers = chunks, checkpoint, workers
         check_choice("transfer", transfer, TRANSFERS)
-        self.components = components or Components()
-        self.transfer = transfer
+        self.chunks, self.checkpoint, self.workers = chunks, checkpoint, workers
+        self.components, self.transfer = components or Components(), transfer
         self.deferred_batch_norm = deferred_batch_norm
-        self.task_observer, self.batch_lock = None, threading.Lock()
+        self.task_observer: Observer | None = None
+        self.batch_lock = threading.Lock()
+        self.balance: list[int] = []
+        self.devices: list[torch.device] = []
+        self.partitions: list[nn.Sequential] = []
+        self.skip_layout = SkipLayout({})
+        self.deferred_layers: list[DeferredBatchNorm] = []
+        self.layers_in_use: list[tuple[str, nn.Module]] = []
 
-    def _hold(
+    def adopt_layers(
         self,
         partitions: list[nn.Sequential],
         layout: SkipLayout,
@@ -105,22 +100,15 @@ class Layers(nn.Module):
             balance: layers per partition.
             devices: one per partition.
         """
-        running = [child for part in partitions for child in part.named_children()]
+        self.layers_in_use = [child for part in partitions for child in part.named_children()]
         # Under their own names, so that parameters are called what they are called in the plain module. Not by
         # add_module, which refuses names that this class uses itself.
         self._modules.clear()
-        self._modules.update(running)
-        # Past nn.Module.__setattr__, which would take a layer of the same name for the one to be replaced.
-        self.__dict__.update(
-            partitions=partitions,
-            skip_layout=layout,
-            balance=balance,
-            devices=devices,
-            deferred_layers=[
-                each for _, layer in running for each in layer.modules() if isinstance(each, DeferredBatchNorm)
-            ],
-            _running=running,
-        )
+        self._modules.update(self.layers_in_use)
+        self.partitions, self.skip_layout, self.balance, self.devices = partitions, layout, balance, devices
+        self.deferred_layers = [
+            each for _, layer in self.layers_in_use for each in layer.modules() if isinstance(each, DeferredBatchNorm)
+        ]
 
     def __len__(self) -> int:
         """The number of layers."""
@@ -147,6 +135,7 @@ class Layers(nn.Module):
         """Set an attribute, or replace the layer of that name; of a name that is both, the value decides.
 
         Raises:
+            TypeError: ``deferred_batch_norm`` is no flag.
             ValueError: ``chunks``, ``checkpoint`` or ``workers`` has a wrong value.
         """
         if name in SETTINGS and not isinstance(value, nn.Module):
@@ -216,51 +205,51 @@ class Layers(nn.Module):
                 "a pipeline must run one batch at a time, got a call from a loss, layer or hook of a batch that runs; "
                 "compute it before the batch, or call another pipeline or the plain module"
             )
-        if [layer for partition in self.partitions for layer in partition] != [layer for _, layer in self._running]:
+        if [layer for partition in self.partitions for layer in partition] != [
+            layer for _, layer in self.layers_in_use
+        ]:
             raise ValueError(_refusal("another layer in pipe.partitions", "write pipe[index] = layer"))
 
-    def settle(self) -> None:
-        """Let those layers run that are registered now: since the last batch some may have been replaced."""
+    def follow_replacements(self) -> None:
+        """Let those layers run that are registered now: since the last batch some may have been replaced.
+
+        Raises:
+            ValueError: a new layer cannot take the place of the old one; and as :meth:`check_free`.
+        """
         self.check_free()
         with self.batch_lock:
-            module = self._replaced()
-            if module is not None:
-                verify_skippables(module)
-                container, deferred = type(self.partitions[0]), self.deferred_batch_norm
-                found = split_layers(module, self.balance, self.devices, container, deferred_batch_norm=deferred)
-                self._hold(*found, self.balance, self.devices)
+            if list(self._modules.items()) == self.layers_in_use:
+                return
+            if changed := self._modules.keys() ^ {name for name, _ in self.layers_in_use}:
+                raise ValueError(_refusal(f"{sorted(changed)} added or removed", "make a new pipeline of other layers"))
+            layers = OrderedDict[str, nn.Module]()
+            places = [device for device, size in zip(self.devices, self.balance, strict=True) for _ in range(size)]
+            for (name, old), device in zip(self.layers_in_use, places, strict=True):
+                new = self._modules[name]
+                layers[name] = old if new is old else self._checked(name, new, device)
+            module = nn.Sequential(layers)
+            check_sharing(module)
+            verify_skippables(module)
+            container, deferred = type(self.partitions[0]), self.deferred_batch_norm
+            found = split_layers(module, self.balance, self.devices, container, deferred_batch_norm=deferred)
+            self.adopt_layers(*found, self.balance, self.devices)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("task_observer", "batch_lock")}
+        return {**self.__dict__, "task_observer": None, "batch_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
-        self.__dict__.update(task_observer=None, batch_lock=threading.Lock())
+        self.batch_lock = threading.Lock()
 
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:
         """Let ``observer`` see every task of the batches in this block, forward and backward."""
         previous = self.task_observer
-        self.__dict__["task_observer"] = observer
+        self.task_observer = observer
         try:
             yield
         finally:
-            self.__dict__["task_observer"] = previous
-
-    def _replaced(self) -> nn.Sequential | None:
-        """The layers that are registered now, in their old order; None if they are those that run."""
-        if list(self._modules.items()) == self._running:
-            return None
-        if changed := self._modules.keys() ^ {name for name, _ in self._running}:
-            raise ValueError(_refusal(f"{sorted(changed)} added or removed", "make a new pipeline of other layers"))
-        places = [device for device, size in zip(self.devices, self.balance, strict=True) for _ in range(size)]
-        layers = OrderedDict[str, nn.Module]()
-        for (name, old), device in zip(self._running, places, strict=True):
-            new = self._modules[name]
-            layers[name] = old if new is old else self._checked(name, new, device)
-        whole = nn.Sequential(layers)
-        check_sharing(whole)
-        return whole
+            self.task_observer = previous
 
     def _checked(self, name: str, layer: nn.Module | None, device: torch.device) -> nn.Module:
         """A new layer, as the constructor would have taken it."""
