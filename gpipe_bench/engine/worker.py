@@ -92,19 +92,25 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
 
     ``stop`` is called if this thread is interrupted; the job must end soon after. Then the interrupt comes back.
     """
-    # The job is taken out before it runs: the thread keeps nothing of the batch for the moments in which it ends.
     jobs = [job]
     del job
     outbox: SimpleQueue[Result] = SimpleQueue()
-    thread = new_thread("gpipe-batch", lambda: outbox.put(result_of(jobs.pop())))
+
+    def run() -> None:
+        # The job is taken out before it runs: the thread keeps nothing of the batch for the moments in which it ends.
+        while jobs:
+            outbox.put(result_of(jobs.pop()))
+
+    thread = new_thread("gpipe-batch", run)
     try:
         thread.start()
         results = [outbox.get()]
     except BaseException:
         stop()
-        # One that begins only now finds the batch stopped before its first task.
         if thread.is_alive():
             thread.join()
+        # Python keeps the object of a thread whose start was interrupted, and may start it yet.
+        jobs.clear()
         # An exception in there has a traceback, whose frames hold the outbox.
         while not outbox.empty():
             outbox.get()

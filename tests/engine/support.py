@@ -262,7 +262,7 @@ def on_cpu(module: nn.Sequential, balance: Sequence[int], **options: Any) -> GPi
 def ended() -> None:
     """Wait for the thread of a batch, which hands its result over right before it ends."""
     for thread in threading.enumerate():
-        if thread.name == "gpipe-batch":
+        if thread.name == "gpipe-batch" and thread.is_alive():
             thread.join(timeout=30)
 
 

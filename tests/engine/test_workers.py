@@ -27,7 +27,7 @@ both = pytest.mark.parametrize("schedule", [None, "gpipe"])
 
 
 def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("gpipe-")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith("gpipe-") and thread.is_alive()}
 
 
 def assert_none_left() -> None:
