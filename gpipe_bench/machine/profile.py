@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -20,7 +20,7 @@ from gpipe_bench.machine.constants import DIRECT_SHARE, FAST_SHARE, Constant, co
 from gpipe_bench.machine.hardware import PROFILES, WAYS, HardwareMachine
 from gpipe_bench.util.files import is_file
 from gpipe_bench.util.nearest import nearest
-from gpipe_bench.util.yaml_text import read_yaml_file
+from gpipe_bench.util.yaml_text import read_yaml
 
 __all__ = [
     "MOST_LAUNCH_US",
@@ -289,6 +289,10 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
+_read_yaml = lru_cache(maxsize=32)(read_yaml)
+"""Reading a profile takes longer than many a simulation on it."""
+
+
 def load_profile(name: str | Path) -> Profile:
     """The profile of that name, or in the YAML file of that path.
 
@@ -303,7 +307,7 @@ def load_profile(name: str | Path) -> Profile:
             [f"profile must be one of {', '.join(profile_names())} or a YAML file, got {str(name)!r}; {hint}"]
         )
     try:
-        data = read_yaml_file(path)
+        data = _read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"profile must be a readable file, got {path} ({error}); check the path"]) from error
     except ValueError as error:

@@ -12,15 +12,16 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from weakref import finalize
 
+import numpy as np
+
 from gpipe_bench.errors import OutOfMemory, TraceError
-from gpipe_bench.machine.trace import HOST, KINDS, Row, Trace
+from gpipe_bench.machine.trace import HOST, KINDS, Trace
 from gpipe_bench.machine.trace_check import check_rows
 from gpipe_bench.native import packaged
 
@@ -121,21 +122,20 @@ class Replayed:
     @cached_property
     def marks(self) -> list[int]:
         """When all that came before each mark had ended, in nanoseconds."""
-        return [self.end_ns[place] for place in _places(self.trace, _MARK)]
+        return [self.end_ns[place] for place in np.flatnonzero(self.trace.table["kind"] == _MARK)]
 
     def sums(self, what: str, first: int = 0, last: int | None = None) -> Counter[int]:
         """``launches``, or ``duration_ns`` of kernels, for each device, by rows from ``first`` to before ``last``."""
-        found: Counter[int] = Counter()
-        columns = (_column(self.trace, name)[first:last] for name in ("kind", "device", "peer", what))
-        for kind, device, peer, count in zip(*columns, strict=True):
-            if kind != _UPDATE:
-                found[peer if kind == _NODE else device] += max(0, count)
-        return found
+        rows = self.trace.table[first:last]
+        rows = rows[rows["kind"] != _UPDATE]
+        where = np.where(rows["kind"] == _NODE, rows["peer"], rows["device"])
+        counts = np.maximum(0, rows[what])
+        return Counter({device: int(counts[where == device].sum()) for device in np.unique(where).tolist()})
 
     def updating_ns(self, first: int = 0, last: int | None = None) -> int:
         """Time in which the host keeps devices waiting, by rows from ``first`` to before ``last``."""
-        kinds, times = (_column(self.trace, name)[first:last] for name in ("kind", "duration_ns"))
-        return sum(time for kind, time in zip(kinds, times, strict=True) if kind == _UPDATE)
+        rows = self.trace.table[first:last]
+        return int(rows["duration_ns"][rows["kind"] == _UPDATE].sum())
 
 
 class TaskTimes(NamedTuple):
@@ -162,7 +162,7 @@ class Replay:
             say another one.
         machine: what copies and launches cost.
         host_time: whether launches cost the host anything and a stream's launch queue is limited.
-        kinds: numbers of the kinds of the trace's tasks, for who holds their memory.
+        tasks: ``TracedTask`` of ``memory.h`` for each of the trace's tasks, for who holds their memory.
 
     Attributes:
         trace: as given.
@@ -179,7 +179,7 @@ class Replay:
         machine: Machine,
         *,
         host_time: bool = True,
-        kinds: Mapping[str, int] | None = None,
+        tasks: Sequence[int] = (),
     ) -> None:
         if trace.origin is not None:
             check_rows(trace)
@@ -187,8 +187,7 @@ class Replay:
         columns = _Columns(trace, machine)
         held = columns.held | {"latencies": array("q", trace.latencies_ns)}
         self.devices = columns.devices
-        numbered = ((kinds[task.kind], *task[1:3], *task[6:]) for task in trace.tasks) if kinds else ()
-        self._tasks = array("i", chain.from_iterable(numbered))
+        self._tasks = array("i", tasks)
         self._given = _Input(
             **{name: _address(column) for name, column in held.items()},
             count=len(trace.rows),
@@ -295,45 +294,36 @@ class _Columns:
     """
 
     def __init__(self, trace: Trace, machine: Machine) -> None:
-        self.buses: dict[tuple[int, int], int] = {}
-        buses_of = cache(machine.buses)
-        duration = _column(trace, "duration_ns")
-        columns = tuple(array("i", [-1]) * len(trace.rows) for _ in range(2))
-        for place in _places(trace, _COPY):
+        rows = trace.table
+        self.devices = 1 + int(max(rows[name].max(initial=0) for name in ("device", "peer")))
+        duration = rows["duration_ns"].copy()
+        for place in np.flatnonzero((rows["kind"] == _COPY) & (duration < 0)).tolist():
             row = trace.rows[place]
             ends = (row.device, row.peer) if trace.names[row.name] != "host_to_device" else (row.peer, row.device)
-            if row.duration_ns < 0:
-                duration[place] = machine.copy_ns(*ends, row.bytes)
-            if HOST not in ends:
-                for column, bus in zip(columns, buses_of(*ends), strict=False):
-                    column[place] = self.buses.setdefault(bus, len(self.buses))
+            duration[place] = machine.copy_ns(*ends, row.bytes)
+        between = np.flatnonzero((rows["kind"] == _COPY) & (rows["device"] != HOST) & (rows["peer"] != HOST))
+        ends_of = rows["device"][between] * self.devices + rows["peer"][between]
+        pairs, first, which = np.unique(ends_of, return_index=True, return_inverse=True)
+        self.buses: dict[tuple[int, int], int] = {}
+        taken = np.full((2, len(pairs)), -1, np.int32)
+        for pair in np.argsort(first):
+            for one, bus in enumerate(machine.buses(*divmod(int(pairs[pair]), self.devices))):
+                taken[one, pair] = self.buses.setdefault(bus, len(self.buses))
+        buses = np.full((2, len(rows)), -1, np.int32)
+        buses[:, between] = taken[:, which]
         self.held: dict[str, Any] = {
             "rows": trace.rows,
             "accesses": trace.accesses,
             "duration_ns": duration,
-            "bus": columns[0],
-            "second_bus": columns[1],
+            "bus": buses[0],
+            "second_bus": buses[1],
             "launch_ends": trace.launch_ends,
         }
-        self.devices = 1 + max(max(_column(trace, name), default=0) for name in ("device", "peer"))
-
-
-def _column(trace: Trace, name: str) -> array[int]:
-    field = getattr(Row, name)
-    rows, every = memoryview(bytes(trace.rows)), ctypes.sizeof(Row) // field.size
-    values = rows.cast("q") if field.size == 8 else rows.cast("i")
-    return array(values.format, values[field.offset // field.size :: every])
-
-
-def _places(trace: Trace, kind: int) -> Iterator[int]:
-    return (place for place, found in enumerate(_column(trace, "kind")) if found == kind)
 
 
 def _address(column: Any) -> int | None:
     """Where the items of an array are; None if there are none."""
-    if not len(column):
-        return None
-    return column.buffer_info()[0] if isinstance(column, array) else ctypes.addressof(column)
+    return np.frombuffer(column, np.uint8).ctypes.data if len(column) else None
 
 
 def _named(trace: Trace, place: int) -> str:

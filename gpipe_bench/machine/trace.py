@@ -9,6 +9,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 HOST = -1
 
 KINDS: Final = (
@@ -36,6 +39,9 @@ class Row(ctypes.Structure):
 
 ROW: Final = Struct("".join("q" if kind is ctypes.c_int64 else "i" for _, kind, *_ in Row._fields_))
 """The same, to read many rows at once."""
+
+ROW_TYPE: Final = np.dtype(Row)
+"""The same, for columns of many rows."""
 
 
 class Record(NamedTuple):
@@ -153,6 +159,11 @@ class Trace:
         self.origin: Path | None = None
         self.latencies_ns: tuple[int, ...] = (100_000,)
         self._records: list[Record] = []
+
+    @property
+    def table(self) -> npt.NDArray[np.void]:
+        """The rows as a table of :data:`ROW_TYPE`, in the same memory."""
+        return np.ctypeslib.as_array(self.rows)
 
     def fetch(self) -> None:
         """Bring the rows up to date; only a recording that still goes on has newer ones."""

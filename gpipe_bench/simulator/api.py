@@ -26,7 +26,7 @@ from gpipe_bench.machine.profile import HardwareMachine, Link, Profile, load_pro
 from gpipe_bench.models.measured import assumptions, have_memory
 from gpipe_bench.results.timeline import COMPUTE_KINDS
 from gpipe_bench.schedules import Schedule, check
-from gpipe_bench.simulator.steps.run import Run, Settings, Steps, run, step_events, step_uses
+from gpipe_bench.simulator.steps.run import Run, Settings, Steps, step_events, step_uses
 from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import build_workload, layers_of
@@ -175,7 +175,7 @@ def _answer(request: SimulationRequest) -> Step:
 def _later_gib(runs: Steps, steps: int, before: float) -> float | None:
     """The peak of reserved memory after more steps, if it is larger than ``before``."""
     try:
-        after = summed_gib(runs.run(steps).peak_reserved_bytes) or 0
+        after = sum(device.peak_reserved for device in runs.memory(steps)) / GIB
     except OutOfMemory as error:
         after = max(before, (error.reserved + error.needed) / GIB)
     return after if after > before else None
@@ -225,7 +225,7 @@ def _simulated(runs: Steps, workload: Workload, machine: HardwareMachine, facts:
     try:
         done = runs.run()
     except OutOfMemory as error:
-        return _out_of_memory(workload, machine, settings, facts, error)
+        return _out_of_memory(runs, workload, machine, facts, error)
     if not facts["steps_overlap"]:
         # Between steps all devices are idle, so that a single step takes what each one does; memory is that of all.
         memory, settings = done.memory, replace(settings, steps=1, memory=False)
@@ -273,10 +273,15 @@ def _kernel_ns(done: Run, workload: Workload, settings: Settings) -> int:
 def _sums(done: Run, workload: Workload, settings: Settings, what: str) -> tuple[Counter[int], int]:
     """``launches`` or ``duration_ns`` of a step's passes on each device, and those of the loss and of the update."""
     tasks = done.replay.trace.tasks
-    passes = [task for task in tasks[: len(tasks) // len(done.step_ends_ns)] if task.kind in COMPUTE_KINDS]
+    sizes = workload.microbatch_sizes
+    passes = Counter(
+        (task.device, task.kind, sizes[task.i], task.j)
+        for task in tasks[: len(tasks) // len(done.step_ends_ns)]
+        if task.kind in COMPUTE_KINDS
+    )
     found: Counter[int] = Counter()
-    for task in passes:
-        found[task.device] += getattr(workload.task(task.i, task.j).kernels(task.kind), what)
+    for (device, kind, size, j), count in passes.items():
+        found[device] += count * getattr(workload.partitions[j][size].kernels(kind), what)
     if what == "duration_ns" and settings.flavour != "published":
         # The first gradients of a step are not added to any.
         for j, device in enumerate(done.devices):
@@ -287,10 +292,10 @@ def _sums(done: Run, workload: Workload, settings: Settings, what: str) -> tuple
 
 
 def _out_of_memory(
-    workload: Workload, machine: HardwareMachine, settings: Settings, facts: dict[str, Any], error: OutOfMemory
+    runs: Steps, workload: Workload, machine: HardwareMachine, facts: dict[str, Any], error: OutOfMemory
 ) -> Step:
     """A simulation that says what the full device would have needed."""
-    shortage = _shortage(workload, machine, settings, error)
+    shortage = _shortage(runs, workload, machine, error)
     return Step(
         evidence="simulated",
         status="oom",
@@ -302,17 +307,16 @@ def _out_of_memory(
     )
 
 
-def _shortage(workload: Workload, machine: HardwareMachine, settings: Settings, error: OutOfMemory) -> Shortage:
+def _shortage(runs: Steps, workload: Workload, machine: HardwareMachine, error: OutOfMemory) -> Shortage:
     """What the full device would have needed, found by runs without limit, in the step that failed."""
     boundless = copy(machine)
     boundless.capacity_bytes = 0
-    first_step = replace(settings, steps=1)
-    needed = run(workload, boundless, first_step).memory[error.device]
-    first = needed.peak_live > error.capacity or _is_full(workload, machine, first_step)
+    needed = runs.memory(1, boundless)[error.device]
+    first = needed.peak_live > error.capacity or _is_full(runs)
     state = 0
     if not first:
-        needed = run(workload, boundless, settings).memory[error.device]
-        places = settings.devices or range(workload.n)
+        needed = runs.memory(runs.settings.steps, boundless)[error.device]
+        places = runs.settings.devices or range(workload.n)
         statics = (one for place, one in zip(places, workload.static, strict=False) if place == error.device)
         state = sum(sum(static.state) for static in statics)
     total = needed.peak_live
@@ -328,10 +332,10 @@ def _shortage(workload: Workload, machine: HardwareMachine, settings: Settings, 
     )
 
 
-def _is_full(workload: Workload, machine: HardwareMachine, settings: Settings) -> bool:
-    """Whether a run ends because a device is full."""
+def _is_full(runs: Steps) -> bool:
+    """Whether the first step ends because a device is full."""
     try:
-        run(workload, machine, settings)
+        runs.memory(1)
     except OutOfMemory:
         return True
     return False

@@ -8,10 +8,11 @@ from functools import cache
 from itertools import accumulate, compress, pairwise
 
 from gpipe_bench.machine.replay import Machine
+from gpipe_bench.machine.trace import TracedTask
 from gpipe_bench.simulator.steps.places import Places
 from gpipe_bench.simulator.steps.settings import Settings
-from gpipe_bench.simulator.steps.writer import CALLER, TraceWriter
-from gpipe_bench.simulator.workloads.workload import HOST, Kernels, Workload
+from gpipe_bench.simulator.steps.writer import CALLER, NOWHERE, Stream, TraceWriter
+from gpipe_bench.simulator.workloads.workload import Kernels, Workload
 
 OPEN, TIED, CHECKPOINT, CELL = range(4)
 """How a forward pass is run, and what is kept until its backward pass: ``simulator/memory/memory.h``."""
@@ -50,6 +51,7 @@ class Issuer:
         self.published = settings.flavour == "published"
         self._sizes = cache(self._sizes_of)
         self._passes = cache(self._passes_of)
+        self._copies = cache(self._copies_of)
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -58,25 +60,29 @@ class Issuer:
 
         ``how``: of a forward pass, what is kept until its backward pass.
         """
-        kernels, nbytes = self._passes(kind, self.work.microbatch_sizes[i], j)
-        task = self.writer.task(kind, i, j, self.places.devices[j], False, nbytes, how=how)
-        if kind in ("backward_inputs", "backward_weights") and not (kernels.duration_ns or kernels.launches):
+        pattern, nbytes = self._passes(kind, self.work.microbatch_sizes[i], j)
+        task = self.writer.task(TracedTask(kind, i, j, self.places.devices[j], nbytes=nbytes, how=how))
+        if pattern is None:
             self.writer.tell(thread, task)
-            return
-        gradients = 0 if self.published else 1 + j
-        self.writer.kernels(thread, self.places.computing[j], kernels, kind, task=task, gradients=gradients)
+        else:
+            self.writer.issue(thread, pattern, task=task)
 
-    def _passes_of(self, kind: str, size: int, j: int) -> tuple[Kernels, int]:
+    def _passes_of(self, kind: str, size: int, j: int) -> tuple[int | None, int]:
+        """The pattern of the kernels of a pass, or None, and the bytes of its results."""
         work = self.work.partitions[j][size]
         kernels = work.kernels(kind)
         if self.published:
             # The latencies of the published runs were chosen while launches left queues evenly.
             kernels = replace(kernels, ends_ns=())
-        return kernels, sum(work.output_bytes) if kind in ("forward", "recompute") else 0
+        nbytes = sum(work.output_bytes) if kind in ("forward", "recompute") else 0
+        if kind in ("backward_inputs", "backward_weights") and not (kernels.duration_ns or kernels.launches):
+            return None, nbytes
+        gradients = 0 if self.published else 1 + j
+        return self.writer.kernels(self.places.computing[j], kernels, kind, gradients=gradients), nbytes
 
     def tell(self, thread: int, kind: str, i: int = 0, j: int = 0) -> None:
         """A thread does something that matters to memory alone: one of the kinds of tasks that run on no stream."""
-        self.writer.tell(thread, self.writer.task(kind, i, j, self.places.devices[j]))
+        self.writer.tell(thread, self.writer.task(TracedTask(kind, i, j, self.places.devices[j])))
 
     def loss(self, thread: int, i: int | None = None) -> None:
         """Issue the loss of the batch, or the share of a micro-batch, so that all shares are the whole."""
@@ -86,7 +92,8 @@ class Issuer:
             ends = [share * length // sum(map(abs, sizes)) for share in accumulate(map(abs, sizes), initial=0)]
             length = ends[i + 1] - ends[i]
         if length or whole.launches:
-            self.writer.kernels(thread, self.places.computing[-1], Kernels(length, whole.launches), "loss")
+            pattern = self.writer.kernels(self.places.computing[-1], Kernels(length, whole.launches), "loss")
+            self.writer.issue(thread, pattern)
 
     def update(self) -> None:
         """Issue the update of each partition."""
@@ -94,7 +101,8 @@ class Issuer:
             if work.host_ns:
                 self.writer.update(CALLER, stream, work.host_ns)
             if work.duration_ns or work.launches:
-                self.writer.kernels(CALLER, stream, Kernels(work.duration_ns, work.launches), "update")
+                kernels = Kernels(work.duration_ns, work.launches)
+                self.writer.issue(CALLER, self.writer.kernels(stream, kernels, "update"))
         self.tell(CALLER, "update")
 
     # --- transfers ----------------------------------------------------------------------------------------------------
@@ -102,46 +110,36 @@ class Issuer:
     def transfer(self, thread: int, i: int, j: int, skip: int | None = None, *, back: bool = False) -> None:
         """Issue the copies of a micro-batch that comes to partition j, or of one skip; or of their gradients back."""
         source = j - 1 if skip is None else self.work.skips[skip].source
-        ends = (j, source) if back else (source, j)
-        sender, receiver = (self.places.copying[end][i] for end in ends)
-        devices = [self.places.devices[end] for end in ends]
+        start, end = (j, source) if back else (source, j)
+        sender, receiver = self.places.copying[start][i], self.places.copying[end][i]
         sizes = self._sizes(self.work.microbatch_sizes[i], j, skip, back)
+        nbytes = sum(sizes)
         kind = ("copy" if skip is None else "portal") + ("_grad" if back else "")
-        aside = sender != self.places.computing[ends[0]]
-        task = self.writer.task(
-            kind, i, j, devices[0], aside, sum(sizes), skip=-1 if skip is None else skip, source=source
-        )
+        aside = sender != self.places.computing[start]
+        made = TracedTask(kind, i, j, sender[0], aside, nbytes, -1 if skip is None else skip, source)
+        task = self.writer.task(made)
         if not self.places.staged:
-            ns = sum(self._machine.copy_ns(devices[0], devices[1], nbytes) for nbytes in sizes)
-            self.writer.copy(
-                thread, "device_to_device", sender, receiver, ns=ns, launches=len(sizes), nbytes=sum(sizes), task=task
-            )
+            self.writer.issue(thread, self._copies(sender, receiver, sizes), task=task, nbytes=nbytes)
             return
         # Tensor by tensor, all at once; as a direct copy does by itself, the first begins when the receiver is
         # idle. Of no tensors, copies that take no time stand for all.
         self.writer.tell(thread, task, sender, receiver)
         self.writer.order(thread, sender, receiver)
-        count = int(bool(sizes))
-        for number, nbytes in enumerate(sizes or (0,), 1):
-            down, up = self._machine.copy_ns(devices[0], HOST, nbytes), self._machine.copy_ns(HOST, devices[1], nbytes)
-            self.writer.copy(
-                thread,
-                "device_to_host",
-                sender,
-                ns=down * count,
-                launches=count,
-                nbytes=nbytes,
-                task=task,
-                joined=2 + 2 * (len(sizes) - number) if sizes else 1,
-            )
+        parts: list[tuple[int, ...]] = [(size,) for size in sizes] or [()]
+        for number, part in enumerate(parts, 1):
+            later = 2 * (len(parts) - number)
+            down = self._copies(sender, NOWHERE, part, 1 + len(part) + later)
+            self.writer.issue(thread, down, task=task, nbytes=sum(part))
             self.writer.order(thread, receiver, sender)
-            is_last = number >= len(sizes)
-            if is_last:
+            if not later:
                 self.writer.tell(thread, task)
-            self.writer.copy(
-                thread, "host_to_device", receiver, ns=up * count, launches=count, nbytes=nbytes, task=task,
-                joined=0 if is_last else 1 + 2 * (len(sizes) - number),
-            )  # fmt: skip
+            up = self._copies(NOWHERE, receiver, part, 1 + later if later else 0)
+            self.writer.issue(thread, up, task=task, nbytes=sum(part))
+
+    def _copies_of(self, sender: Stream, receiver: Stream, sizes: tuple[int, ...], joined: int = 0) -> int:
+        """The pattern of copies of some sizes; ``joined``: the thread issues more at once, see ``trace_row.h``."""
+        ns = sum(self._machine.copy_ns(sender[0], receiver[0], nbytes) for nbytes in sizes)
+        return self.writer.copies(sender, receiver, ns=ns, launches=len(sizes), joined=joined)
 
     def returns(self, i: int, j: int, skip: int | None = None) -> bool:
         """Whether gradients go back for a transfer to partition j."""

@@ -82,7 +82,7 @@ class TraceLanes:
         self._made = 0
         self._made_by_worker = [0] * n
         self.nodes: list[Node] = []
-        self._carried: dict[tuple[int, int | None], Node | None] = {}
+        self._carried: list[dict[int | None, Node]] = [{} for _ in range(m)]
         self._pending: list[Node | None] = [None] * m
         self._forks: list[Node | None] = [None] * n
         self._tasks: dict[tuple[int, int], Node] = {}
@@ -99,13 +99,16 @@ class TraceLanes:
 
     def _producers(self, i: int, skips: Sequence[int]) -> list[Node]:
         """Of a micro-batch and some skips, each once."""
-        found = (self._carried.get((i, name)) for name in (None, *skips))
-        return [*dict.fromkeys(node for node in found if node is not None)]
+        carried = self._carried[i]
+        return [*dict.fromkeys([carried[name] for name in (None, *skips) if name in carried])]
 
     def _put(self, i: int, node: Node | None, skips: Sequence[int]) -> None:
-        """A micro-batch and some skips come from a node now."""
+        """A micro-batch and some skips come from a node now, or from none that gradients pass."""
         for name in (None, *skips):
-            self._carried[i, name] = node
+            if node is None:
+                self._carried[i].pop(name, None)
+            else:
+                self._carried[i][name] = node
 
     def _through(
         self, kind: NodeKind, i: int, j: int, stream: Stream, *, skips: Sequence[int], lane: Node | None = None
@@ -135,10 +138,9 @@ class TraceLanes:
         made = self._node("portal", i, j, self._places.copying[j][i])
         made.skip = skip
         self._issuer.transfer(CALLER, i, j, skip)
-        producer = self._carried.get((i, skip))
-        if producer is not None:
-            made.takes = [producer]
-            self._carried[i, skip] = made
+        if skip in self._carried[i]:
+            made.takes = [self._carried[i][skip]]
+            self._carried[i][skip] = made
 
     def copy(self, i: int, j: int) -> None:
         """Move a micro-batch."""

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 from gpipe_bench.errors import OutOfMemory
@@ -89,6 +90,9 @@ class Steps:
         self._machine = machine
         check_sizes(self._work, self.settings.steps)
         self._rows, self._places = step_rows(self._work, machine, self.settings)
+        self._descriptions: dict[int, array[int]] = {}
+        numbers = ((TASK_KINDS[task.kind], *task[1:3], *task[6:]) for task in self._rows.tasks)
+        self._tasks = array("i", chain.from_iterable(numbers))
 
     def run(self, steps: int | None = None, *, memory: bool | None = None) -> Run:
         """Simulate some steps; by default as many as the settings say, with memory if they do.
@@ -96,28 +100,39 @@ class Steps:
         Raises:
             OutOfMemory: a device's capacity does not suffice.
         """
-        settings, places = self.settings, self._places
-        steps = steps or settings.steps
-        trace = self._rows.trace(steps)
-        trace.latencies_ns = root_latencies(self._work, replace(settings, steps=steps))
-        replay = Replay(trace, self._machine, kinds=TASK_KINDS)
-        found: tuple[DeviceMemory, ...] = ()
-        if settings.memory if memory is None else memory:
-            found = _run_with_memory(replay, self._description(replay), max(places.devices) + 1)
-        else:
-            replay.run()
-        tasks = Tasks(trace.tasks, replay.tasks(), places.devices)
+        steps = steps or self.settings.steps
+        replay, found = self._replayed(steps, self._machine, memory=self.settings.memory if memory is None else memory)
+        tasks = Tasks(replay.trace.tasks, replay.tasks(), self._places.devices)
         now, effort = replay.ends()
-        return Run(replay, now, effort, tasks.step_ends(steps), tasks, found, tuple(places.devices))
+        return Run(replay, now, effort, tasks.step_ends(steps), tasks, found, tuple(self._places.devices))
 
-    def _description(self, replay: Replay) -> array[int]:
-        places, settings = self._places, self.settings
-        computing = [replay.stream(*stream) for stream in places.computing]
-        streams = Streams(max(places.devices) + 1, places.devices, replay.streams(), computing)
-        return describe(
-            self._work, streams, capacity=self._machine.capacity_bytes, riding=not settings.components.portals,
-            published=settings.flavour == "published", scheduled=settings.schedule is not None,
-        )  # fmt: skip
+    def memory(self, steps: int, machine: Machine | None = None) -> tuple[DeviceMemory, ...]:
+        """The memory of each device after some steps; ``machine``: another one with the same times.
+
+        Raises:
+            OutOfMemory: a device's capacity does not suffice.
+        """
+        return self._replayed(steps, machine or self._machine, memory=True)[1]
+
+    def _replayed(self, steps: int, machine: Machine, *, memory: bool) -> tuple[Replay, tuple[DeviceMemory, ...]]:
+        trace = self._rows.trace(steps)
+        trace.latencies_ns = root_latencies(self._work, replace(self.settings, steps=steps))
+        replay = Replay(trace, machine, tasks=self._tasks * steps)
+        if memory:
+            return replay, _run_with_memory(replay, self._description(replay, machine), max(self._places.devices) + 1)
+        replay.run()
+        return replay, ()
+
+    def _description(self, replay: Replay, machine: Machine) -> array[int]:
+        places, settings, capacity = self._places, self.settings, machine.capacity_bytes
+        if capacity not in self._descriptions:
+            computing = [replay.stream(*stream) for stream in places.computing]
+            streams = Streams(max(places.devices) + 1, places.devices, replay.streams(), computing)
+            self._descriptions[capacity] = describe(
+                self._work, streams, capacity=capacity, riding=not settings.components.portals,
+                published=settings.flavour == "published", scheduled=settings.schedule is not None,
+            )  # fmt: skip
+        return self._descriptions[capacity]
 
 
 def run(workload: Workload, machine: Machine, settings: Settings | None = None) -> Run:

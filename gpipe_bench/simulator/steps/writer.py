@@ -1,12 +1,18 @@
-"""Writes the rows of a training step, and repeats them."""
+"""Writes the rows of a training step, and repeats them.
+
+Most rows differ in a few numbers only: all kernels of a pass of one partition, all events of one stream. What such rows
+share is a pattern, which is kept once; a row is the number of its pattern and what it has of its own.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from gpipe_bench.machine.trace import HOST, KINDS, ROW, Row, Trace, TracedTask
+import numpy as np
+
+from gpipe_bench.machine.trace import HOST, KINDS, ROW_TYPE, Row, Trace, TracedTask
 from gpipe_bench.simulator.workloads.workload import Kernels
 
 Stream = tuple[int, int]
@@ -15,8 +21,11 @@ Stream = tuple[int, int]
 CALLER: Final = 0
 """The host thread that calls the pipeline."""
 
-_NOWHERE: Final = (HOST, 0)
-_KIND: Final = {kind: number for number, kind in enumerate(KINDS)}
+NOWHERE: Final = (HOST, 0)
+"""Where no stream is: the host."""
+
+_OWN: Final = ("thread", "version", "pass", "task", "bytes")
+"""Fields that each row has of its own."""
 
 
 class TraceWriter:
@@ -24,31 +33,28 @@ class TraceWriter:
 
     Attributes:
         within: version of the backward pass that rows belong to from now on, or 0.
+        tasks: that rows belong to, from 1.
     """
 
     def __init__(self) -> None:
         self.within = 0
-        self._tasks: list[TracedTask] = []
-        self._rows: list[tuple[int, ...]] = []
-        self._accesses = array("q")
+        self.tasks: list[TracedTask] = []
+        self._patterns: dict[tuple[int, ...], int] = {}
+        self._plain_patterns: dict[tuple[str, Stream, Stream, int], int] = {}
+        self._rows = array("q")
+        self._blocks = array("q")
         self._ends = array("q")
         self._first_end: dict[int, int] = {}
         self._names: dict[str, int] = {"": 0}
         self._versions = self._nodes = self._gradients = 0
 
-    def task(self, *fields: Any, **others: Any) -> int:
-        """The number of a new task, with the fields of :class:`~gpipe_bench.machine.trace.TracedTask`."""
-        self._tasks.append(TracedTask(*fields, **others))
-        return len(self._tasks)
+    # --- patterns -----------------------------------------------------------------------------------------------------
 
-    def tell(self, thread: int, task: int, sender: Stream = _NOWHERE, receiver: Stream = _NOWHERE) -> None:
-        """A thread begins a task that is no kernel and no copy between devices, or has issued all of it."""
-        self._add("task", thread, sender, peer=receiver, task=task)
+    def kernels(self, stream: Stream, work: Kernels, name: str, *, gradients: int = 0) -> int:
+        """A pattern: kernels of one stream, one after the other.
 
-    def kernels(
-        self, thread: int, stream: Stream, work: Kernels, name: str, *, task: int = 0, gradients: int = 0
-    ) -> None:
-        """Kernels of one stream, one after the other; ``gradients``: of which parameters they may add some, or 0."""
+        ``gradients``: of which parameters they may add some, or 0.
+        """
         first = 0
         if work.ends_ns and len(work.ends_ns) == work.launches:
             first = self._first_end.get(id(work), 0)
@@ -57,114 +63,127 @@ class TraceWriter:
                 self._ends.extend(work.ends_ns)
         adds = bool(gradients and work.adding_launches)
         self._gradients = max(self._gradients, gradients * adds)
-        self._add(
-            "kernel", thread, stream, ns=work.duration_ns, launches=work.launches, name=name, first_end=first,
-            task=task, adding_ns=work.adding_ns * adds, adding=work.adding_launches * adds,
-            gradients=gradients * adds,
+        return self._pattern(
+            "kernel", stream, name=name, duration_ns=work.duration_ns, launches=work.launches, first_end=first,
+            adding_ns=work.adding_ns * adds, adding_launches=work.adding_launches * adds, gradients=gradients * adds,
         )  # fmt: skip
 
-    def update(self, thread: int, stream: Stream, host_ns: int) -> None:
-        """The host goes through the parameters of an update."""
-        self._add("update", thread, stream, ns=host_ns)
-
-    def copy(
-        self, thread: int, name: str, stream: Stream, peer: Stream = _NOWHERE, *, ns: int, launches: int, nbytes: int,
-        task: int, joined: int = 0,
-    ) -> None:  # fmt: skip
-        """Copies, one after the other: from a stream's device, where both streams meet; or from the host, or to it.
+    def copies(self, sender: Stream, receiver: Stream, *, ns: int, launches: int, joined: int = 0) -> int:
+        """A pattern: copies, one after the other, between devices, where both streams meet; or with the host.
 
         ``joined``: the thread issues more at once: 1 and how many launches follow.
         """
-        self._add(
-            "copy", thread, stream, ns=ns, launches=launches, nbytes=nbytes, name=name, peer=peer, task=task,
-            joined=joined,
-        )  # fmt: skip
+        name, streams = "device_to_device", (sender, receiver)
+        if receiver == NOWHERE:
+            name = "device_to_host"
+        elif sender == NOWHERE:
+            name, streams = "host_to_device", (receiver, sender)
+        return self._pattern("copy", *streams, name=name, duration_ns=ns, launches=launches, joined=joined)
+
+    def _pattern(
+        self, kind: str, stream: Stream, peer: Stream = NOWHERE, *, name: str = "", duration_ns: int = -1, **more: int
+    ) -> int:
+        fields = {
+            **more, "kind": KINDS.index(kind), "name": self._names.setdefault(name, len(self._names)),
+            "device": stream[0], "stream": stream[1], "peer": peer[0], "peer_stream": peer[1],
+            "duration_ns": duration_ns,
+        }  # fmt: skip
+        pattern = tuple(fields.get(field, 0) for field in ROW_TYPE.names or ())
+        return self._patterns.setdefault(pattern, len(self._patterns))
+
+    def _plain(self, kind: str, stream: Stream = NOWHERE, peer: Stream = NOWHERE, duration_ns: int = -1) -> int:
+        """A pattern: rows of a kind that has no name."""
+        key = kind, stream, peer, duration_ns
+        found = self._plain_patterns.get(key)
+        if found is None:
+            found = self._plain_patterns[key] = self._pattern(kind, stream, peer, duration_ns=duration_ns)
+        return found
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def issue(
+        self, thread: int, pattern: int, *, version: int = 0, task: int = 0, nbytes: int = 0, touched: int = 0
+    ) -> None:
+        """A row of a pattern; ``touched``: how many blocks at the end of those so far are its own, the last written."""
+        self._rows.extend((pattern, thread, version, self.within, task, nbytes, touched))
+
+    def task(self, made: TracedTask) -> int:
+        """The number of a new task."""
+        self.tasks.append(made)
+        return len(self.tasks)
+
+    def tell(self, thread: int, task: int, sender: Stream = NOWHERE, receiver: Stream = NOWHERE) -> None:
+        """A thread begins a task that is no kernel and no copy between devices, or has issued all of it."""
+        self.issue(thread, self._plain("task", sender, receiver), task=task)
+
+    def update(self, thread: int, stream: Stream, host_ns: int) -> None:
+        """The host goes through the parameters of an update."""
+        self.issue(thread, self._plain("update", stream, duration_ns=host_ns))
 
     def order(self, thread: int, waiter: Stream, awaited: Stream) -> None:
         """What is issued to a stream from now on begins after everything issued to another one so far."""
         if waiter != awaited:
             version = self.version()
-            self._add("record", thread, awaited, version=version)
-            self._add("wait", thread, waiter, version=version)
+            self.issue(thread, self._plain("record", awaited), version=version)
+            self.issue(thread, self._plain("wait", waiter), version=version)
 
     def signal(self, thread: int) -> int:
         """What awaits this version comes after all that a thread has done."""
         version = self.version()
-        self._add("signal", thread, version=version)
+        self.plain("signal", thread, version)
         return version
 
     def awaits(self, thread: int, version: int) -> None:
         """A thread waits for a signal."""
-        self._add("await", thread, version=version)
+        self.plain("await", thread, version)
 
     def busy(self, thread: int, ns: int) -> None:
         """A thread is busy."""
-        self._add("host", thread, ns=ns)
+        self.issue(thread, self._plain("host", duration_ns=ns))
 
     def plain(self, kind: str, thread: int, version: int = 0) -> None:
         """A row of a kind that has nothing but a version."""
-        self._add(kind, thread, version=version)
+        self.issue(thread, self._plain(kind), version=version)
 
     def node(
         self, kind: str, thread: int, rank: int, *, own: int, waits_for: Sequence[int] = (), version: int = 0
     ) -> None:
         """A node of autograd, or a part of one that begins a nested pass: its number, and those that wait for it."""
-        first = len(self._accesses) // 3
-        for number in (*waits_for, own):
-            self._accesses.extend((number, 0, 0))
+        self._blocks.extend(waits_for)
+        self._blocks.append(own)
         self._nodes = max(self._nodes, own)
-        middle = first + len(waits_for)
-        self._add(kind, thread, nbytes=rank, version=version, accesses=(first, middle, middle + 1))
+        self.issue(thread, self._plain(kind), version=version, nbytes=rank, touched=len(waits_for) + 1)
 
     def version(self) -> int:
         """A new one."""
         self._versions += 1
         return self._versions
 
-    def _add(
-        self, kind: str, thread: int, stream: Stream = _NOWHERE, *, nbytes: int = 0, ns: int = -1, version: int = 0,
-        accesses: tuple[int, int, int] = (0, 0, 0), adding_ns: int = 0, first_end: int = 0, name: str = "",
-        peer: Stream = _NOWHERE, launches: int = 0, adding: int = 0, gradients: int = 0, task: int = 0,
-        joined: int = 0,
-    ) -> None:  # fmt: skip
-        self._rows.append((
-            nbytes, ns, version, self.within, 0, *accesses, adding_ns, first_end, _KIND[kind],
-            self._names.setdefault(name, len(self._names)), *stream, *peer, thread, launches, 0, 0, adding, gradients,
-            task, joined,
-        ))  # fmt: skip
+    # --- the trace ----------------------------------------------------------------------------------------------------
 
     def trace(self, steps: int) -> Trace:
         """All rows, and the same again for each further step: with versions, nodes, gradients and tasks of its own."""
-        made = Trace(names=tuple(self._names))
-        first = b"".join(ROW.pack(*row) for row in self._rows)
-        rows = bytearray()
-        for step in range(steps):
-            rows += self._shifted(first, step)
-            accesses = self._accesses[:]
-            accesses[::3] = array("q", (number + step * self._nodes for number in accesses[::3]))
-            made.accesses += accesses
-        made.rows = (Row * (len(self._rows) * steps)).from_buffer(rows)
-        made.launch_ends, made.tasks = self._ends, self._tasks * steps
-        return made
-
-    def _shifted(self, rows: bytes, step: int) -> bytes:
-        """The rows of a later step."""
-        columns = {
-            "version": self._versions, "pass": self._versions, "gradients": self._gradients, "task": len(self._tasks),
+        own = np.frombuffer(self._rows, np.int64).reshape(-1, len(_OWN) + 2).T
+        patterns, blocks = np.array([*self._patterns], ROW_TYPE), np.array(self._blocks)
+        counts = {
+            "version": self._versions, "pass": self._versions, "gradients": self._gradients, "task": len(self.tasks),
         }  # fmt: skip
-        places = len(self._accesses) // 3
-        for letter, names in (
-            ("q", ("version", "pass", "first_read", "first_write", "end_write")),
-            ("i", ("gradients", "task")),
-        ):
-            words = array(letter, rows)
-            for name in names if step else ():
-                field = getattr(Row, name)
-                column = slice(field.offset // field.size, None, ROW.size // field.size)
-                if name in columns:
-                    more = step * columns[name]
-                    words[column] = array(letter, [number and number + more for number in words[column]])
-                else:
-                    words[column] = array(letter, [number + step * places for number in words[column]])
-            rows = words.tobytes()
-        return rows
+        rows = np.empty((steps, own.shape[1]), ROW_TYPE)
+        accesses = np.zeros((steps, len(blocks), 3), np.int64)
+        for step in range(steps):
+            made = rows[step]
+            np.take(patterns, own[0], out=made)
+            for name, column in zip(_OWN, own[1:-1], strict=True):
+                made[name] = column
+            for name, count in counts.items():
+                made[name] += step * count * (made[name] > 0)
+            touched = own[-1] > 0
+            made["end_write"] = step * len(blocks) + np.cumsum(own[-1]) * touched
+            made["first_write"] = made["end_write"] - touched
+            made["first_read"] = made["end_write"] - own[-1]
+            accesses[step, :, 0] = blocks + step * self._nodes
+        trace = Trace(names=tuple(self._names))
+        trace.rows = (Row * rows.size).from_buffer(rows.data)
+        trace.accesses.frombytes(accesses.tobytes())
+        trace.launch_ends, trace.tasks = self._ends, self.tasks * steps
+        return trace
