@@ -4,10 +4,14 @@
 one stage; there is a file for each rank. A range of the host also holds the time that its action waits for a message:
 
     rank 0   |------ F(0,0) ------|------ F(1,0) ------|
-    rank 1   |-- waits ----------------- F(0,1) ------|
+    rank 1   |-- waits -------------|----- F(0,1) ------|
+                                    first operation
 
-An action ends with its range. It starts when three things have happened: its range has begun, what it needs has come,
-and the action before it on its device has ended.
+An action ends with its range. It starts with the first operation in its range. Where a trace has no operations, it
+starts when what it needs has come and the action before it on its device has ended.
+
+Clocks of ranks are compared by their messages: an action cannot begin before the one that it needs has ended on another
+rank. Messages go both ways, so a clock that is ahead and one that is behind are both found.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import json
 import math
 import re
 import zlib
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,22 +139,32 @@ def read_step(paths: Sequence[Path]) -> Step:
     return step
 
 
-class _Pass(NamedTuple):
-    """The range of an action, or of a pair, with its rank."""
-
-    rank: int
-    actions: tuple[Action, ...]
-    start: float
-    end: float
-
-
 class _Range(NamedTuple):
-    """A range of a rank: of one action, of both of a pair, or of a message that arrives; ``end`` may not be known."""
+    """A range of a rank: of one action, of both of a pair, or of a message that arrives.
+
+    Attributes:
+        name: as the trace has it.
+        names: stage, kind and micro-batch of each action.
+        start: when it began to compute, if the trace says so; else when the range began.
+        end: not a number where the trace has none.
+        came: when its inputs had come at the latest.
+        left: when its results could leave.
+    """
 
     name: str
     names: tuple[tuple[str, str, str], ...]
     start: float
     end: float
+    came: float
+    left: float
+
+
+class _Pass(NamedTuple):
+    """The range of an action, or of a pair, with its rank."""
+
+    rank: int
+    actions: tuple[Action, ...]
+    range: _Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +179,8 @@ class _Trace:
         placement: the device of the schedule for each partition, if the timeline says so.
         period_us: of a timeline of ours: how long a step takes, if it says so.
         flushes: of each device, likewise.
-        passes: the ranges of a step's computations.
-        arrivals: the ranges of its messages, where they are those of a GPU.
+        steps: for each whole step the ranges of its computations.
+        arrivals: likewise of its messages, where they are those of a GPU.
         on_host: whether the ranges are the host's.
         sending: stages that send activations to another rank, or receive gradients from one.
     """
@@ -177,8 +192,8 @@ class _Trace:
     placement: Sequence[int]
     period_us: float | None
     flushes: tuple[int, ...]
-    passes: Sequence[_Range]
-    arrivals: Sequence[_Range]
+    steps: Sequence[Sequence[_Range]]
+    arrivals: Sequence[Sequence[_Range]]
     on_host: bool
     sending: Collection[int]
 
@@ -199,12 +214,13 @@ def _load(path: Path, position: int) -> _Trace:
         groups = {world, *(tuple(sorted(one.get("ranks", ()))) for one in group.get("pg_config", ()))}
         ranges = [row for row in rows if _is_range(str(row.get("name", "")))]
         on_gpu = [row for row in ranges if row.get("cat") == "gpu_user_annotation"]
-        passes = _of_one_stream(on_gpu, rows) if on_gpu else filter(_is_pass, ranges)
+        computing = _of_one_stream(on_gpu, rows) if on_gpu else filter(_is_pass, ranges)
+        passes = map(_range_on_gpu, computing) if on_gpu else _ranges_on_host(computing, rows)
         sent = [_MESSAGES.fullmatch(str(row.get("name", ""))) for row in rows]
         read = _Trace(
             path, group.get("rank", position), [one for one in groups if len(one) > 1], ours, placement,
             period_us, tuple(told.get("flushes", ())),
-            _last_step(map(_range, passes)), _last_step(_range(row) for row in on_gpu if not _is_pass(row)),
+            _steps(passes), _steps(_range_on_gpu(row) for row in on_gpu if not _is_pass(row)),
             not on_gpu, {int(one[1]) for one in sent if one},
         )  # fmt: skip
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -212,17 +228,18 @@ def _load(path: Path, position: int) -> _Trace:
         rule = "a trace row by row must be lines of JSON" if row_by_row else "trace must be a Chrome trace in JSON"
         change = "write it by simulate or emulate --trace" if row_by_row else "name another"
         raise ConfigError([f"{rule}, got {path} ({reason}); {change}"]) from error
-    if not (read.passes or any(event.kind in _LETTERS for event in ours)):
+    if not (read.steps or any(event.kind in _LETTERS for event in ours)):
         rule = "trace must have actions of a pipeline: a timeline of ours, or ranges such as PP:0F3"
         change = "trace pipe.step, or schedule.step with torch.profiler; Schedule1F1B has no ranges, so mark its stages"
         raise ConfigError([f"{rule}, got none in {path}; {change}"])
-    lengths = [(one.name, one.end) for one in (*read.passes, *read.arrivals)]
-    lengths += [(f"{event.kind} of micro-batch {event.microbatch}", event.end_us) for event in ours]
-    if without := [name for name, end in lengths if math.isnan(end)]:
+    return read
+
+
+def _check_lengths(path: Path, ends: Iterable[tuple[str, float]]) -> None:
+    if without := [name for name, end in ends if math.isnan(end)]:
         got = f"none for {', '.join(without[:_NAMED])} in {path}"
         change = "trace again, and end the profiler after the step, or give each event a dur"
         raise ConfigError([f"ranges of a step must have a duration, got {got}; {change}"])
-    return read
 
 
 def _tasks_of_rows(text: bytes) -> dict[str, Any]:
@@ -255,12 +272,30 @@ def _is_pass(row: Mapping[str, Any]) -> bool:
     return "RECV" not in row["name"]
 
 
-def _range(row: Mapping[str, Any]) -> _Range:
-    """The range of a row; where it does not say the stage, that is empty."""
+def _range_on_gpu(row: Mapping[str, Any]) -> _Range:
+    """The range of a row, whose kernels wait before they begin; where it does not say the stage, that is empty."""
     one = _OF_ONE_STAGE.fullmatch(row["name"])
     start = float(row["ts"])
+    end = start + float(row.get("dur", math.nan))
     names = (("", one[1][0], one[2]),) if one else tuple(_RANGE.findall(row["name"]))
-    return _Range(row["name"], names, start, start + float(row.get("dur", math.nan)))
+    return _Range(row["name"], names, start, end, start, end)
+
+
+def _ranges_on_host(ranges: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> Iterator[_Range]:
+    """The ranges of passes; each waits for its messages before its first operation, and then computes, and may send."""
+    operations: defaultdict[tuple[Any, Any], list[tuple[float, str]]] = defaultdict(list)
+    for row in rows:
+        if row.get("cat") == "cpu_op":
+            operations[row["pid"], row["tid"]].append((float(row["ts"]), str(row["name"])))
+    for found in operations.values():
+        found.sort()
+    for row in ranges:
+        one, own = _range_on_gpu(row), operations[row.get("pid"), row.get("tid")]
+        within = own[bisect_left(own, (one.start, "")) : bisect_left(own, (one.end, ""))]
+        began = next((time for time, name in within if not name.startswith("c10d::")), None)
+        left = next((time for time, name in within if name == "c10d::send"), one.end)
+        times = (one.start, one.end) if began is None else (began, began)
+        yield one._replace(start=times[0], came=times[1], left=left)
 
 
 def _of_one_stream(ranges: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -283,18 +318,34 @@ def _of_one_stream(ranges: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[s
     return streams[max(streams, key=weight)] if streams else []
 
 
-def _last_step(ranges: Iterable[_Range]) -> list[_Range]:
-    """The last of the steps that have the most ranges; a step begins with a name that its predecessor has."""
+def _steps(ranges: Iterable[_Range]) -> list[list[_Range]]:
+    """The steps that have the most ranges; a step begins with a name that its predecessor has.
+
+    A trace may begin within a step: then backward passes come first whose forward passes it lacks.
+    """
     steps: list[dict[tuple[tuple[str, str, str], ...], _Range]] = [{}]
+    forward: set[tuple[str, str]] = set()
     for one in sorted(ranges, key=lambda one: one.start):
         if one.names in steps[-1]:
             steps.append({})
-        steps[-1][one.names] = one
+            forward.clear()
+        forward |= {(stage, i) for stage, kind, i in one.names if kind == "F"}
+        if all(kind.startswith("RECV") or (stage, i) in forward for stage, kind, i in one.names):
+            steps[-1][one.names] = one
+        else:
+            steps[-1].clear()
+            forward.clear()
     most = max(map(len, steps))
-    return [*[step for step in steps if len(step) == most][-1].values()]
+    return [[*step.values()] for step in steps if len(step) == most > 0]
+
+
+def _nearest(steps: Sequence[Sequence[_Range]], start: float) -> Sequence[_Range]:
+    """The step whose start is nearest."""
+    return min(steps, key=lambda step: abs(step[0].start - start), default=())
 
 
 def _step_of_ours(trace: _Trace) -> Step:
+    _check_lengths(trace.path, ((f"{one.kind} of micro-batch {one.microbatch}", one.end_us) for one in trace.ours))
     ordered = sorted(trace.ours, key=lambda event: event.start_us)
     found = {(event.kind, event.microbatch, event.partition): event for event in ordered}
     homes = {event.partition: event.device for event in found.values() if event.kind in _LETTERS}
@@ -323,10 +374,17 @@ def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
     homes: dict[int, str] = {}
     owners: dict[Action, int] = {}
     passes: list[_Pass] = []
+    arrivals: list[tuple[int, _Range]] = []
+    # A profiler may end on one rank before it has seen the last step of another.
+    start = min(trace.steps[-1][0].start for trace in traces)
     for trace in traces:
-        for one in trace.passes:
+        step = _nearest(trace.steps, start)
+        messages = _nearest(trace.arrivals, start)
+        _check_lengths(trace.path, ((one.name, one.end) for one in (*step, *messages)))
+        arrivals += [(trace.rank, one) for one in messages]
+        for one in step:
             actions = [Action(kind, int(i), int(j or ranks.index(trace.rank))) for j, kind, i in one.names]
-            passes.append(_Pass(trace.rank, tuple(actions), one.start, one.end))
+            passes.append(_Pass(trace.rank, tuple(actions), one))
             for action in actions:
                 homes[action.j] = f"rank {trace.rank}"
                 if owners.setdefault(action, trace.rank) != trace.rank:
@@ -337,8 +395,11 @@ def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
         raise ConfigError([f"traces must have all stages, got none of {missing}; name the files of all ranks"])
     n = 1 + max(homes)
     times, results = _times(passes, n)
-    copies = [_copy(one, results) for trace in traces for one in trace.arrivals]
-    _check_clocks(times, results, n)
+    copies = [_copy(one, results, n) for _, one in arrivals]
+    came = [(one.rank, action, one.range.came if action == one.actions[0] else one.range.end)
+            for one in passes for action in one.actions]  # fmt: skip
+    came += [(rank, _receiver(one), one.end) for rank, one in arrivals]
+    _check_clocks(came, results, owners, n)
     events = [_event(_KINDS[action.kind], action.i, action.j, *time) for action, time in times.items()]
     pairs = frozenset(one.actions[0] for one in passes if len(one.actions) > 1)
     on_host = any(trace.on_host for trace in traces)
@@ -361,7 +422,7 @@ def _checked_ranks(traces: Sequence[_Trace]) -> list[int]:
         got = f"none of rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         raise ConfigError([f"traces must be of all ranks of a pipeline, got {got}; name their files, too"])
     inside = [list(group) for group in groups if set(group) < set(ranks)]
-    if inside and any(not stage for trace in traces for one in trace.passes for stage, _, _ in one.names):
+    if inside and any(not stage for trace in traces for one in trace.steps[-1] for stage, _, _ in one.names):
         got = f"those of {ranks}, which have groups {', '.join(map(str, inside[:_NAMED]))}"
         rule = "traces whose ranges say no stage, such as Forward 3, must be of one pipeline without replicas"
         raise ConfigError([f"{rule}, got {got}; name the files of one replica"])
@@ -388,16 +449,15 @@ def _times(passes: Sequence[_Pass], n: int) -> tuple[dict[Action, Interval], dic
         ready = [results[other] for group in needs(action, n) for other in group if other in results]
         return min(max([earliest, *ready]), end)
 
-    for one in sorted(passes, key=lambda one: one.end):
-        first, *others = one.actions
-        begin = start(first, max(one.start, free[one.rank]), one.end)
-        free[one.rank] = one.end
+    for rank, (first, *others), one in sorted(passes, key=lambda one: one.range.end):
+        begin = start(first, max(one.start, free[rank]), one.end)
+        free[rank] = one.end
         if others:
             pairs.append((first, others[0], begin, one.end))
         else:
             times[first] = begin, one.end
             alone[first.kind, first.j].append(one.end - begin)
-        results |= dict.fromkeys(one.actions, one.end)
+        results |= dict.fromkeys((first, *others), one.left)
     for first, second, begin, end in pairs:
         known = [alone[one.kind, one.j] for one in (first, second)]
         rest = end - begin - median(known[1]) if known[1] else (end - begin) / 2
@@ -406,25 +466,47 @@ def _times(passes: Sequence[_Pass], n: int) -> tuple[dict[Action, Interval], dic
     return times, results
 
 
-def _copy(arrival: _Range, results: Mapping[Action, float]) -> TimelineEvent:
-    """A message that arrives; its kernel waits from its launch until the result has been sent."""
+def _receiver(arrival: _Range) -> Action:
+    """The action that waits for a message; a backward pass is taken to be I."""
     ((j, kind, i),) = arrival.names
-    letters, source = ("F", int(j) - 1) if kind == "RECV_F" else ("BI", int(j) + 1)
-    sent = [results[one] for letter in letters if (one := Action(letter, int(i), source)) in results]
+    return Action("F" if kind == "RECV_F" else "I", int(i), int(j))
+
+
+def _copy(arrival: _Range, results: Mapping[Action, float], n: int) -> TimelineEvent:
+    """A message that arrives; its kernel waits from its launch until the result has been sent."""
+    kind, i, j = receiver = _receiver(arrival)
+    sent = [results[one] for one in chain.from_iterable(needs(receiver, n)) if one.j != j and one in results]
     start = min(max([arrival.start, *sent]), arrival.end)
-    return _event("copy" if kind == "RECV_F" else "copy_grad", int(i), int(j), start, arrival.end)
+    return _event("copy" if kind == "F" else "copy_grad", i, j, start, arrival.end)
 
 
-def _check_clocks(times: Mapping[Action, Interval], results: Mapping[Action, float], n: int) -> None:
+def _check_clocks(
+    came: Sequence[tuple[int, Action, float]], results: Mapping[Action, float], owners: Mapping[Action, int], n: int
+) -> None:
+    """Refuse traces in which inputs of an action have come to its rank before another rank had sent them.
+
+    Args:
+        came: rank, action, and when its inputs had come.
+        results: when the result of each action could leave its rank.
+        owners: the rank of each action.
+        n: stages.
+    """
     share, least = _CLOCK_ERROR
-    length = max(end for _, end in times.values()) - min(start for start, _ in times.values())
-    for action, (_, end) in times.items():
-        for other in chain.from_iterable(needs(action, n)):
-            early = results.get(other, end) - end
-            if early > max(share * length, least):
-                got = f"{action} that ends {early / 1000:.3f} ms before {other}, which it needs"
-                rule = "traces must be of the same step, and of one clock"
-                raise ConfigError([f"{rule}, got {got}; trace a step of all ranks on one host"])
+    length = max(results.values()) - min(time for _, _, time in came)
+    allowed = max(share * length, least)
+    early = [
+        (results[other] - time, action, rank, other)
+        for rank, action, time in came
+        for other in chain.from_iterable(needs(action, n))
+        if owners.get(other, rank) != rank
+    ]
+    by, action, rank, other = max(early, default=(0.0, None, 0, None))
+    if by > allowed and other is not None:
+        got = f"{action} on rank {rank} that has {other} {by / 1000:.3f} ms before rank {owners[other]} sends it"
+        if by > length / 4:
+            raise ConfigError([f"traces must be of the same step, got {got}; trace whole steps of all ranks"])
+        rule = f"traces must be of the same step, and of clocks that agree within {allowed / 1000:.3g} ms"
+        raise ConfigError([f"{rule}, got {got}; trace a step of all ranks on one host, or set their clocks"])
 
 
 def _check_whole(step: Step) -> None:

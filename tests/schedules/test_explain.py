@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 import re
 import subprocess
@@ -260,7 +261,7 @@ def test_a_rank_twice_is_refused(tmp_path):
 def test_a_range_without_duration_is_named_where_it_is_of_the_last_step(tmp_path, name, p, kind):
     traces = real(name, p)["traces"]
     rank = random.Random(f"{name}{p}{kind}").randrange(p)
-    rows = sorted(traces[rank]["traceEvents"], key=lambda row: row["ts"])
+    rows = sorted((row for row in traces[rank]["traceEvents"] if row["cat"] != "cpu_op"), key=lambda row: row["ts"])
     passes = [row for row in rows if not any(word in row["name"] for word in ("RECV", "SEND", "REDUCE", "SHARD"))]
     whole = read_step(files(tmp_path, traces))
     of_name = {row["name"]: [one for one in passes if one["name"] == row["name"]] for row in passes}
@@ -286,13 +287,71 @@ def test_an_event_of_ours_without_duration_is_named(by_hand):
             row["dur"] = length
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize(("name", "p"), REAL)
-def test_ranks_of_clocks_that_differ_are_refused(tmp_path, name, p):
+def test_ranks_whose_clocks_differ_by_more_than_a_hundredth_are_refused(tmp_path, name, p, sign):
+    length = read_step(files(tmp_path, real(name, p)["traces"])).length_us
+    for rank in range(p):
+        for percent in (0.9, 1.1):
+            traces = real(name, p)["traces"]
+            for row in traces[rank]["traceEvents"]:
+                row["ts"] += sign * percent / 100 * length
+            paths = files(tmp_path, traces)
+            if percent < 1:
+                read_step(paths)
+                continue
+            with pytest.raises(ConfigError, match=r"of clocks that agree within .* on rank . that has .* ms before"):
+                read_step(paths)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb_h1", "zb_v", "dualpipe_v"])
+def test_gpus_whose_clocks_differ_are_refused(tmp_path, name, sign):
+    for rank in range(4):
+        traces, length, _ = gpu_traces(name, 8, 4, kernels=True)
+        for row in traces[rank]["traceEvents"]:
+            row["ts"] += sign * 0.015 * length
+        with pytest.raises(ConfigError, match="of clocks that agree within"):
+            read_step(files(tmp_path, traces))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("name", "p"), REAL)
+def test_a_trace_that_is_cut_within_a_step_gives_one_that_is_whole_on_all_ranks(tmp_path, name, p, share):
+    def moments(trace):
+        """The starts of both steps, and the end of the second."""
+        rows = [row for row in trace["traceEvents"] if row["cat"] == "user_annotation"]
+        seen = sorted(row["ts"] for row in rows if row["name"] == rows[0]["name"])
+        return *seen, max(row["ts"] + row["dur"] for row in rows)
+
+    def cut(trace, since, until):
+        rows = [row for row in trace["traceEvents"] if since <= row["ts"] and row["ts"] + row["dur"] <= until]
+        return {**trace, "traceEvents": rows}
+
+    def problem(traces):
+        try:
+            return str(read_step(files(tmp_path, traces)).length_us)
+        except ConfigError as error:
+            return str(error)
+
     traces = real(name, p)["traces"]
-    for row in traces[-1]["traceEvents"]:
-        row["ts"] -= 2 * 1000 * MS["F"]
-    with pytest.raises(ConfigError, match=r"must be of the same step, and of one clock, got .* ms before"):
-        read_step(files(tmp_path, traces))
+    times = [moments(trace) for trace in traces]
+    second = read_step(files(tmp_path, traces))
+    ends = [start for _, start, _ in times]
+    first = read_step(files(tmp_path, [cut(trace, 0, end) for trace, end in zip(traces, ends, strict=True)]))
+    early = [start + share * (end - start) for start, end, _ in times]
+    late = [start + share * (end - start) for _, start, end in times]
+    for rank in range(p):
+        some = traces[:]
+        some[rank] = cut(traces[rank], 0, late[rank])
+        assert read_step(files(tmp_path, some)) == first
+        some[rank] = cut(traces[rank], early[rank], math.inf)
+        if name != "1F1B":
+            assert read_step(files(tmp_path, some)) == second
+        assert "clocks" not in problem(some)
+        some = [cut(trace, 0, end) for trace, end in zip(traces, ends, strict=True)]
+        some[rank] = cut(traces[rank], 0, early[rank])
+        assert "clocks" not in problem(some)
 
 
 def test_a_step_without_backward_passes_is_refused_and_one_before_it_is_read(tmp_path):

@@ -2,8 +2,9 @@
 
 Each file is a step of a schedule of ``torch.distributed.pipelining`` on p processes over gloo, whose stages sleep: 80
 ms in a forward pass, 60 ms for the gradients of inputs, 60 ms for those of weights. So the truth is known. A file holds
-``traces``, for each rank what its PyTorch profiler wrote of two steps, trimmed to the ranges of the pipeline; and
-``slept``, for each rank the sleeps of the last step as ``[kind, micro-batch, stage, start, end]`` in microseconds.
+``traces``, for each rank what its PyTorch profiler wrote of two steps, trimmed to the ranges of the pipeline and to the
+operations that they call; and ``slept``, for each rank the sleeps of the last step as
+``[kind, micro-batch, stage, start, end]`` in microseconds.
 """
 
 from __future__ import annotations
@@ -127,8 +128,18 @@ def make(name: str, p: int, m: int, out: Path) -> None:
         traces = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(p)]
         slept = [json.loads((Path(folder) / f"slept{rank}.json").read_text()) for rank in range(p)]
     for trace in traces:
-        kept = [row for row in trace["traceEvents"] if row["name"].startswith(("PP:", "Forward ", "Backward "))]
-        trace["traceEvents"] = [{**row, "args": {}} for row in kept]
+        rows = sorted((row for row in trace["traceEvents"] if row["ph"] == "X"), key=lambda row: float(row["ts"]))
+        kept, range_end, end = [], -1.0, -1.0
+        for row in rows:
+            start = float(row["ts"])
+            if row["name"].startswith(("PP:", "Forward ", "Backward ")):
+                range_end = start + row["dur"]
+            elif row["cat"] != "cpu_op" or start < end or start > range_end:
+                continue
+            else:
+                end = start + row["dur"]
+            kept.append({key: row[key] for key in ("ph", "cat", "name", "pid", "tid", "ts", "dur")})
+        trace["traceEvents"] = kept
         del trace["traceName"], trace["trace_id"], trace["host_name"]
     zero = min(start for row in slept for *_, start, _ in row)
     sleeps = [[(*place, round(start - zero), round(end - zero)) for *place, start, end in row] for row in slept]
