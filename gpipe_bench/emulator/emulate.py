@@ -12,7 +12,7 @@ traces either; call :func:`prepare` first where it is to do both.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
@@ -26,17 +26,18 @@ from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import MOST, capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
-from gpipe_bench.emulator.observer import Span, TaskRows, ThreadRows, busy_devices, issued_rows, name_tasks, task_events
+from gpipe_bench.emulator.observer import Span, TaskRows, name_tasks
 from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.emulator.training import EmulationRequest, Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
-from gpipe_bench.machine.replay import DeviceMemory, Replay, Replayed
+from gpipe_bench.machine.replay import DeviceMemory, Replay, Replayed, TaskTimes
 from gpipe_bench.machine.trace import KINDS, Trace
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.step.request import Model, ScheduleLike, microbatch_sizes
 from gpipe_bench.step.result import GIB, Step, device_uses, gib_texts, pipeline_facts
+from gpipe_bench.step.timeline import Timeline
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
@@ -135,10 +136,9 @@ def _emulated(request: EmulationRequest) -> Step:
     if replayed.shortage:
         return _out_of_memory(base, replayed.memory, replayed.shortage)
     launching = machine if request.host_time else None
-    issued = issued_rows(replayed)
-    name_tasks(spans, replayed, issued)
-    used = tuple(numbers[home] for home in request.homes)
-    each = tuple(_steps(base, replayed, spans, issued=issued, used=used, host=launching))
+    name_tasks(spans, replayed)
+    homes = tuple(numbers[home] for home in request.homes)
+    each = tuple(_steps(base, replayed, run.tasks(), spans, homes=homes, host=launching))
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
     return replace(typical, each=each, replay=run if request.keep_trace else None)
@@ -221,29 +221,28 @@ def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Seq
 def _steps(
     base: Step,
     replayed: Replayed,
+    times: TaskTimes,
     spans: Sequence[Span],
     *,
-    issued: Mapping[int, ThreadRows],
-    used: Sequence[int],
+    homes: Sequence[int],
     host: HardwareMachine | None,
 ) -> list[Step]:
     """The steps after the first; ``host``: None where launches cost it nothing."""
     marks = [place for place, row in enumerate(replayed.trace.rows) if row.kind == _MARK]
     found = []
     for (before, after), (first, last) in zip(pairwise(replayed.marks), pairwise(marks), strict=True):
-        own = (span for span in spans if first <= span.first < last)
-        events, length_us = task_events(own, replayed, issued, before), (after - before) / 1e3
+        own = [place for place, span in enumerate(spans) if first <= span.first < last]
+        events, length_ns = Timeline(replayed.trace.tasks, times, own, before), after - before
+        length_us = length_ns / 1e3
         step = replace(
             base,
             throughput_samples_per_s=base.settings["batch_size"] / length_us * 1e6,
             step_time_ms=length_us / 1e3,
-            devices=device_uses(replayed.memory, busy_devices(events, used, length_us), length_us, used),
+            devices=device_uses(replayed.memory, events, length_ns, homes),
             memory=replayed.memory,
             events=events,
-            host_fraction=_host_ns(replayed, host, first, last) / (after - before) if host else None,
-            kernel_fraction=max(replayed.sums("duration_ns", first, last).values()) / (after - before)
-            if host
-            else None,
+            host_fraction=_host_ns(replayed, host, first, last) / length_ns if host else None,
+            kernel_fraction=max(replayed.sums("duration_ns", first, last).values()) / length_ns if host else None,
             peak_allocated_gib=sum(device.peak_allocated for device in replayed.memory) / GIB,
             peak_reserved_gib=sum(device.peak_reserved for device in replayed.memory) / GIB,
         )

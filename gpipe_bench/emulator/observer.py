@@ -5,19 +5,15 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from gpipe_bench.emulator.library import backend, thread_index
 from gpipe_bench.engine.observer import Task
 from gpipe_bench.machine.replay import Replayed
 from gpipe_bench.machine.trace import KINDS, TracedTask
-from gpipe_bench.results.breakdown import covered, split_device_time
-from gpipe_bench.results.timeline import TimelineEvent
-from gpipe_bench.step.result import Busy
 
 _KERNEL, _COPY, _BACKWARD = (KINDS.index(kind) for kind in ("kernel", "copy", "backward"))
-_NS_PER_US = 1e3
 
 
 @dataclass(slots=True)
@@ -62,32 +58,12 @@ class TaskRows:
         token.end, token.nbytes = int(backend().vd_trace_size()), nbytes
 
 
-def task_events(
-    spans: Iterable[Span], replayed: Replayed, issued: Mapping[int, ThreadRows], zero_ns: int = 0
-) -> list[TimelineEvent]:
-    """The tasks as events, in the order of starts; a task that issued nothing is none.
+def name_tasks(spans: Iterable[Span], replayed: Replayed) -> None:
+    """Let the rows of a trace say which tasks they belong to, after it was replayed; its tasks are as ``spans`` are.
 
-    A task starts with the first kernel or copy that its thread issued on its stream, and ends with the last one.
-
-    Args:
-        spans: of some tasks.
-        replayed: their trace in virtual time.
-        issued: the rows of each host thread in it, from :func:`issued_rows`.
-        zero_ns: start of the events' clock.
+    Those of a task are the kernels and copies that its thread issued on its stream.
     """
-    events = []
-    for span in spans:
-        rows = list(_rows(span, replayed, issued[span.thread]))
-        if rows:
-            times = (min(replayed.host_ns[row] for row in rows), min(replayed.begin_ns[row] for row in rows),
-                     max(replayed.end_ns[row] for row in rows))  # fmt: skip
-            events.append(_event(span, [(time - zero_ns) / _NS_PER_US for time in times]))
-    return sorted(events, key=lambda event: (event.start_us, event.end_us, event.partition))
-
-
-def name_tasks(spans: Iterable[Span], replayed: Replayed, issued: Mapping[int, ThreadRows]) -> None:
-    """Let the rows of a trace say which tasks they belong to, after it was replayed."""
-    trace = replayed.trace
+    trace, issued = replayed.trace, _issued_rows(replayed)
     for number, span in enumerate(spans, 1):
         task = span.task
         aside = task.lane == "copy"
@@ -98,37 +74,8 @@ def name_tasks(spans: Iterable[Span], replayed: Replayed, issued: Mapping[int, T
             trace.rows[place].task = number
 
 
-def busy_devices(events: Sequence[TimelineEvent], devices: Sequence[int], length_us: float) -> list[Busy]:
-    """The use of each device, by its number, in a step of that length.
-
-    Args:
-        events: of the step, whose start is zero.
-        devices: device of each partition.
-        length_us: of the step.
-    """
-    length_ns = round(length_us * _NS_PER_US)
-    own = [replace(event, partition=devices[event.partition]) for event in events]
-    shares = split_device_time(own, max(devices) + 1, 0, length_us)
-    return [
-        Busy(
-            round(share.compute_fraction * length_ns),
-            round(share.recompute_fraction * length_ns),
-            round(share.copy_fraction * length_ns),
-            round(covered(_running(events, device, length_us)) * _NS_PER_US),
-        )
-        for device, share in enumerate(shares)
-    ]
-
-
-def _running(events: Sequence[TimelineEvent], device: int, length_us: float) -> Iterator[tuple[float, float]]:
-    """When a device ran a task, or a copy that it sends; a device may run tasks of a step before it, or after it."""
-    for event in events:
-        if event.device == f"cuda:{device}" and event.end_us > 0 and event.start_us < length_us:
-            yield max(event.start_us, 0.0), min(event.end_us, length_us)
-
-
 @dataclass(slots=True)
-class ThreadRows:
+class _ThreadRows:
     """Rows of a host thread.
 
     Attributes:
@@ -140,9 +87,9 @@ class ThreadRows:
     work: list[int] = field(default_factory=list)
 
 
-def issued_rows(replayed: Replayed) -> dict[int, ThreadRows]:
+def _issued_rows(replayed: Replayed) -> dict[int, _ThreadRows]:
     """The rows of each host thread."""
-    found: dict[int, ThreadRows] = defaultdict(ThreadRows)
+    found: dict[int, _ThreadRows] = defaultdict(_ThreadRows)
     callers: dict[int, int] = {}
     for place, row in enumerate(replayed.trace.rows):
         found[row.thread].own.append(place)
@@ -156,7 +103,7 @@ def issued_rows(replayed: Replayed) -> dict[int, ThreadRows]:
     return found
 
 
-def _rows(span: Span, replayed: Replayed, issued: ThreadRows) -> Iterator[int]:
+def _rows(span: Span, replayed: Replayed, issued: _ThreadRows) -> Iterator[int]:
     """The rows of a task: what its thread came to between its start and its end, in virtual time."""
     task, turn = span.task, replayed.turn.__getitem__
     streams = {(one.device.index, one.stream_id) for one in (task.stream, task.end_stream) if one is not None}
@@ -167,18 +114,3 @@ def _rows(span: Span, replayed: Replayed, issued: ThreadRows) -> Iterator[int]:
         row = replayed.trace.rows[place]
         if (row.device, row.stream) in streams or (row.kind == _COPY and (row.peer, row.peer_stream) in streams):
             yield place
-
-
-def _event(span: Span, times_us: Sequence[float]) -> TimelineEvent:
-    task, (issue_us, start_us, end_us) = span.task, times_us
-    return TimelineEvent(
-        device=f"cuda:{task.device.index}",
-        stream=task.lane,
-        kind=task.kind,
-        microbatch=task.microbatch,
-        partition=task.partition,
-        issue_us=issue_us,
-        start_us=start_us,
-        end_us=end_us,
-        bytes=span.nbytes,
-    )

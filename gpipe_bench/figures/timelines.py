@@ -87,7 +87,7 @@ class Step:
 
     def idle(self) -> list[float]:
         """Share of the step in which neither a computation nor a copy of the partition ran."""
-        shares = split_device_time(self.events, self.partitions, self.start_us, self.start_us + self.span_us)
+        shares = split_device_time(self.events, range(self.partitions), self.start_us, self.start_us + self.span_us)
         return [share.bubble_fraction + share.imbalance_fraction for share in shares]
 
 

@@ -1,32 +1,35 @@
 """Where the time of each device goes: compute, recompute, copy, imbalance, bubble.
 
-For one partition and one step of length T, every instant counts once, by the first rule that holds:
+For one device, or partition, and one step of length T, every instant counts once, by the first rule that holds:
 
     compute    a forward or backward runs
     recompute  a recomputation runs
-    copy       a copy of this partition runs and nothing else does
+    copy       a copy of its own runs and nothing else does
     the rest is idle. Of it
-    imbalance  is what the busiest partition works more than this one: idle even in a pipeline without a bubble
+    imbalance  is what the busiest one works more than this one: idle even in a pipeline without a bubble
     bubble     is the remainder: fill, drain and waiting
 
-The five shares of a partition add up to 1.
+The five shares of a device add up to 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
-from gpipe_bench.results.timeline import COMPUTE_KINDS, COPY_KINDS, TimelineEvent
+from gpipe_bench.results.timeline import COPY_KINDS, TimelineEvent
 
 Interval = tuple[float, float]
 
-_COMPUTE = tuple(kind for kind in COMPUTE_KINDS if kind != "recompute")
+Span = tuple[str, int, int, float, float]
+"""A task that ran: its kind, the device of its partition, the device that ran it, when it started and had ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Shares of one partition's time in a step, each in [0, 1], together 1."""
+    """Shares of one device's time, or partition's, in a step, each in [0, 1], together 1."""
 
     compute_fraction: float
     recompute_fraction: float
@@ -40,12 +43,57 @@ class Breakdown:
         return self.compute_fraction + self.recompute_fraction
 
 
-def split_device_time(events: Iterable[TimelineEvent], n: int, start_us: float, end_us: float) -> list[Breakdown]:
-    """The breakdown of each partition between two instants.
+class Busy(NamedTuple):
+    """How long a device is busy in a window of time.
+
+    Attributes:
+        compute: forward and backward passes.
+        recompute: recomputations, and no such pass.
+        copy: a copy of its partitions and nothing else.
+        occupied: a task, or a copy that it sends.
+    """
+
+    compute: float
+    recompute: float
+    copy: float
+    occupied: float
+
+
+def busy_times(spans: Iterable[Span], devices: int, start: float, end: float) -> list[Busy]:
+    """How long each device is busy between two instants.
+
+    Args:
+        spans: of some tasks; what of them lies outside counts nothing.
+        devices: how many there are.
+        start: the first instant.
+        end: the second, in the unit of the spans, which is that of the result.
+    """
+    lists: list[list[list[Interval]]] = [[[] for _ in range(devices)] for _ in range(4)]
+    passes, computing, all_own, running = lists
+    for kind, home, device, begin, stop in spans:
+        span = max(begin, start), min(stop, end)
+        if span[0] < span[1]:
+            all_own[home].append(span)
+            running[device].append(span)
+            if kind not in COPY_KINDS:
+                computing[home].append(span)
+                if kind != "recompute":
+                    passes[home].append(span)
+    found = []
+    for own in zip(*lists, strict=True):
+        compute, computed, busy, occupied = map(covered, own)
+        found.append(Busy(compute, computed - compute, busy - computed, occupied))
+    return found
+
+
+def split_device_time(
+    events: Iterable[TimelineEvent], homes: Sequence[int] | Mapping[int, int], start_us: float, end_us: float
+) -> list[Breakdown]:
+    """The breakdown of each device between two instants.
 
     Args:
         events: the events of one step; parts outside the window are cut off.
-        n: partitions.
+        homes: device of each partition, from 0 on; ``range(n)`` gives the breakdown of each of n partitions.
         start_us: start of the window, in microseconds on the events' clock.
         end_us: its end, later than ``start_us``.
 
@@ -55,27 +103,16 @@ def split_device_time(events: Iterable[TimelineEvent], n: int, start_us: float, 
     total = end_us - start_us
     if total <= 0:
         raise ValueError(f"end_us must be later than start_us, got {start_us} to {end_us}; pass the whole step")
-    clipped = [
-        (event, (max(event.start_us, start_us), min(event.end_us, end_us)))
-        for event in events
-        if event.end_us > start_us and event.start_us < end_us
-    ]
-    members: list[list[tuple[TimelineEvent, Interval]]] = [[] for _ in range(n)]
-    for pair in clipped:
-        members[pair[0].partition].append(pair)
-    return split_busy_time([_busy(pairs) for pairs in members], total)
+    spans = ((event.kind, (home := homes[event.partition]), home, event.start_us, event.end_us) for event in events)
+    devices = 1 + max(homes.values() if isinstance(homes, Mapping) else homes)
+    return split_busy_time(busy_times(spans, devices, start_us, end_us), total)
 
 
-def split_busy_time(busy: Sequence[tuple[float, float, float]], total: float) -> list[Breakdown]:
-    """The breakdown of each partition from how long it was busy.
-
-    Args:
-        busy: of each partition, the time of computations, that of recomputations, and that of copies alone.
-        total: length of the step, in the same unit.
-    """
-    longest = max((compute + recompute for compute, recompute, _ in busy), default=0.0)
+def split_busy_time(busy: Sequence[Busy], total: float) -> list[Breakdown]:
+    """The breakdown of each device from how long it was busy; ``total``: length of the step, in the same unit."""
+    longest = max((compute + recompute for compute, recompute, *_ in busy), default=0.0)
     rows = []
-    for compute, recompute, copy in busy:
+    for compute, recompute, copy, _ in busy:
         idle = max(total - compute - recompute - copy, 0.0)  # the sum of many intervals may round to a little more
         imbalance = min(idle, longest - compute - recompute)
         rows.append(
@@ -85,38 +122,16 @@ def split_busy_time(busy: Sequence[tuple[float, float, float]], total: float) ->
 
 
 def mean_breakdown(rows: Sequence[Breakdown]) -> Breakdown:
-    """The mean over partitions, each share on its own."""
+    """The mean over devices, each share on its own."""
     names = Breakdown.__slots__
     return Breakdown(*(sum(getattr(row, name) for row in rows) / len(rows) for name in names))
 
 
 def covered(intervals: Iterable[Interval]) -> float:
     """Length of the union of intervals."""
-    return _length(_union(intervals))
-
-
-def _busy(pairs: Sequence[tuple[TimelineEvent, Interval]]) -> tuple[float, float, float]:
-    compute = _union(interval for event, interval in pairs if event.kind in _COMPUTE)
-    recompute = _union(interval for event, interval in pairs if event.kind == "recompute")
-    copy = _union(interval for event, interval in pairs if event.kind in COPY_KINDS)
-    with_recompute = _union([*compute, *recompute])
-    everything = _union([*with_recompute, *copy])
-    return (
-        _length(compute),
-        _length(with_recompute) - _length(compute),
-        _length(everything) - _length(with_recompute),
-    )
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
+    length, reached = 0.0, -inf
     for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in intervals)
+        if end > reached:
+            length += end - max(start, reached)
+            reached = end
+    return length

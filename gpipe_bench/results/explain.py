@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 
 from gpipe_bench.errors import ScheduleError
@@ -43,8 +43,8 @@ def split(step: Step) -> list[tuple[Breakdown, float]]:
     """
     numbers = {name: number for number, name in enumerate(step.devices)}
     end_us = step.start_us + step.length_us
-    moved = [replace(event, partition=numbers[event.device]) for event in step.events]
-    shares = split_device_time(moved, len(numbers), step.start_us, end_us)
+    homes = {event.partition: numbers[event.device] for event in step.events}
+    shares = split_device_time(step.events, homes, step.start_us, end_us)
     return list(zip(shares, (_host_time(step, name) / step.length_us for name in step.devices), strict=True))
 
 

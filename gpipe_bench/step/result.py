@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.machine.replay import DeviceMemory
 from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_busy_time
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.step.timeline import Timeline
 
 if TYPE_CHECKING:
     from gpipe_bench.components import Components
@@ -19,22 +20,6 @@ if TYPE_CHECKING:
     from gpipe_bench.machine.replay import Replay
 
 GIB: Final = 2**30
-
-
-class Busy(NamedTuple):
-    """Nanoseconds of a device in a window of time.
-
-    Attributes:
-        compute_ns: forward and backward passes.
-        recompute_ns: recomputations.
-        copy_ns: a copy of its partitions and nothing else.
-        occupied_ns: a task, or a copy that it sends.
-    """
-
-    compute_ns: int
-    recompute_ns: int
-    copy_ns: int
-    occupied_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,27 +228,26 @@ def pipeline_facts(components: Components, balance: Sequence[int], profile: Prof
 
 
 def device_uses(
-    memory: Sequence[DeviceMemory], busy: Sequence[Busy], length_us: float, devices: Sequence[int]
+    memory: Sequence[DeviceMemory], events: Timeline, length_ns: int, homes: Sequence[int]
 ) -> tuple[DeviceUse, ...]:
     """The use of each device that has a partition.
 
     Args:
         memory: of each device; empty without memory.
-        busy: the use of each device in one step or several.
-        length_us: of these steps.
-        devices: device of each partition.
+        events: of one step or several.
+        length_ns: of these steps.
+        homes: device of each partition.
     """
-    used = sorted(set(devices))
-    total = round(length_us * 1000)
+    busy, used = events.busy(homes, length_ns), sorted(set(homes))
     rows = [busy[device] for device in used]
-    shares = split_busy_time([(row.compute_ns, row.recompute_ns, row.copy_ns) for row in rows], total)
+    shares = split_busy_time(rows, length_ns)
     return tuple(
         DeviceUse(
             device=device,
             peak_live_gib=memory[device].peak_live / GIB if memory else None,
             peak_allocated_gib=memory[device].peak_allocated / GIB if memory else None,
             peak_reserved_gib=memory[device].peak_reserved / GIB if memory else None,
-            utilization_fraction=row.occupied_ns / total,
+            utilization_fraction=row.occupied / length_ns,
             **asdict(share),
         )
         for device, share, row in zip(used, shares, rows, strict=True)

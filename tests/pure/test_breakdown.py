@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_device_time
+from gpipe_bench.results.breakdown import Breakdown, busy_times, mean_breakdown, split_device_time
 from gpipe_bench.results.timeline import KINDS, TimelineEvent
 
 
@@ -16,7 +16,7 @@ def event(kind, j, start, end):
 
 def shares(events, n=1, start=0.0, end=10.0):
     """Compute, recompute, copy, imbalance, bubble of each partition, in tenths of a window of 10."""
-    rows = split_device_time(events, n, start, end)
+    rows = split_device_time(events, range(n), start, end)
     return [tuple(round(share * 10, 9) for share in dataclasses.astuple(row)) for row in rows]
 
 
@@ -65,7 +65,7 @@ def test_a_partition_without_events_is_imbalance_and_bubble():
 def test_a_perfect_pipeline_has_only_its_ideal_bubble():
     # m = 3, n = 2, forward passes of length 1: partition j works from j to j + 3, the step takes 4.
     events = [event("forward", j, i + j, i + j + 1) for i in range(3) for j in range(2)]
-    for row in split_device_time(events, 2, 0.0, 4.0):
+    for row in split_device_time(events, range(2), 0.0, 4.0):
         assert row == Breakdown(0.75, 0.0, 0.0, 0.0, 0.25)
 
 
@@ -77,7 +77,7 @@ def test_events_are_cut_off_at_the_window():
 @pytest.mark.parametrize("end", [5.0, 4.0])
 def test_an_empty_window_is_refused(end):
     with pytest.raises(ValueError, match=f"end_us must be later than start_us, got 5.0 to {end}"):
-        split_device_time([], 1, 5.0, end)
+        split_device_time([], range(1), 5.0, end)
 
 
 def test_utilization_is_compute_and_recompute():
@@ -101,7 +101,7 @@ events = st.builds(
 
 @given(st.lists(events, max_size=30))
 def test_shares_are_fractions_that_add_up_to_one(found):
-    for row in split_device_time(found, 3, 0.0, 10.0):
+    for row in split_device_time(found, range(3), 0.0, 10.0):
         values = dataclasses.astuple(row)
         assert sum(values) == pytest.approx(1.0)
         assert all(0.0 <= value <= 1.0 + 1e-12 for value in values)
@@ -111,9 +111,18 @@ def test_shares_are_fractions_that_add_up_to_one(found):
 def test_the_order_of_events_does_not_matter(found, random):
     mixed = list(found)
     random.shuffle(mixed)
-    assert split_device_time(mixed, 3, 0.0, 10.0) == split_device_time(found, 3, 0.0, 10.0)
+    assert split_device_time(mixed, range(3), 0.0, 10.0) == split_device_time(found, range(3), 0.0, 10.0)
 
 
 @given(st.lists(events, max_size=20))
 def test_some_partition_has_no_imbalance(found):
-    assert min(row.imbalance_fraction for row in split_device_time(found, 3, 0.0, 10.0)) == pytest.approx(0.0)
+    assert min(row.imbalance_fraction for row in split_device_time(found, range(3), 0.0, 10.0)) == pytest.approx(0.0)
+
+
+def test_a_device_is_occupied_by_what_it_runs_and_sends_within_the_window():
+    # As with zb_h2, where the first device does not wait for the end of a step; partition 1 gets a copy from device 0.
+    spans = [(-30, -10), (-5, 5), (40, 50), (95, 110), (120, 130)]
+    tasks = [("forward", 0, 0, *span) for span in spans] + [("copy", 1, 0, 45, 60)]
+    first, second = busy_times(tasks, 2, 0, 100)
+    assert first == (20, 0, 0, 30)
+    assert second == (0, 0, 15, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypothesis import settings
 
@@ -59,7 +60,33 @@ def workload(m: int, tasks: Sequence[TaskWork], skips: Sequence[tuple[int, int]]
     return Workload(tuple({1: work} for work in tasks), (1,) * m, made, **options)
 
 
+class TimedTask(NamedTuple):
+    """A task that ran, in nanoseconds."""
+
+    kind: str
+    i: int
+    j: int
+    device: int
+    aside: bool
+    nbytes: int
+    issue_ns: int
+    start_ns: int
+    end_ns: int
+
+    @property
+    def stream(self) -> str:
+        return "copy" if self.aside else "compute"
+
+
+def timed_tasks(run: Run) -> list[TimedTask]:
+    """Tasks in the order of issue."""
+    *times, turn = run.replay.tasks()
+    timed = zip(run.replay.trace.tasks, zip(*times, strict=True), strict=True)
+    found = [(when, TimedTask(*task[:6], *own)) for when, (task, own) in zip(turn, timed, strict=True) if when >= 0]
+    return [one for _, one in sorted(found)]
+
+
 def order(run: Run, letters: str = "FRBCcPp") -> list[str]:
     """Tasks in the order of issue: ``R3,2`` is the recomputation of micro-batch 3 on partition 2."""
-    names = [f"{LETTERS[issued.kind]}{issued.i},{issued.j}" for issued in run.issued]
+    names = [f"{LETTERS[one.kind]}{one.i},{one.j}" for one in timed_tasks(run)]
     return [name for name in names if name[0] in letters]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.steps.run import Settings, run
-from gpipe_bench.simulator.steps.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload
 from tests.simulator.support import Plain
 
@@ -63,7 +62,7 @@ def test_equal_partitions_that_recompute_late_take_just_that(m, forward, backwar
 @given(m=MICROBATCHES, chain=CHAINS, copy=st.integers(0, 90))
 def test_it_is_exact_forward_whatever_the_partitions(m, chain, copy):
     found = run(made(m, chain), Plain(copy=copy), Settings(checkpoint="never", memory=False))
-    ends = [event.end_us for event in Timeline(found.issued) if event.kind == "forward"]
+    ends = [event.end_us for event in found.events if event.kind == "forward"]
     assert round(1000 * max(ends)) == along(m, [forward for forward, _ in chain], copy)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.steps.run import Settings, run
-from tests.simulator.support import MS, Plain, order, task, workload
+from tests.simulator.support import MS, Plain, order, task, timed_tasks, workload
 from tests.simulator.test_lives import heavy
 
 N, M = 4, 4
@@ -72,7 +72,7 @@ def test_a_device_waits_for_the_join_that_the_thread_of_the_one_before_runs(flav
     """Join (1,1) releases (0,1). The thread of the first device comes to it when it has issued B2,0."""
     work = workload(3, [task(launches=1000), task()])
     found = run(work, Plain(launch_ns=1000), Settings(checkpoint="never", flavour=flavour))
-    issued = {(one.kind, one.i, one.j): one.issue_ns for one in found.issued}
+    issued = {(one.kind, one.i, one.j): one.issue_ns for one in timed_tasks(found)}
     assert (issued["backward", 0, 1] >= issued["backward", 2, 0] + 1000 * 1000) == waits
 
 

@@ -9,7 +9,6 @@ import pytest
 from gpipe_bench.machine.networks import machine_of
 from gpipe_bench.machine.profile import Link, load_profile
 from gpipe_bench.simulator.steps.run import Settings, run
-from gpipe_bench.simulator.steps.tasks import Timeline
 from tests.simulator.support import MS, task, workload
 
 H100 = load_profile("h100")
@@ -45,7 +44,7 @@ def test_copies_take_turns_on_the_card_of_a_host_if_it_has_but_one(shared):
     work = workload(4, [task(0, 0)] * 4, [(0, 3), (1, 2)])
     network = Link(gb_per_s=1, latency_us=5000, shared=shared)
     machine = machine_of(PROFILE, hosts=2, devices=4, network=network)
-    events = Timeline(run(work, machine, Settings(checkpoint="never")).issued)
+    events = run(work, machine, Settings(checkpoint="never")).events
     across = sorted(
         (event.start_us, event.end_us)
         for event in events
@@ -60,7 +59,7 @@ def test_copies_of_other_devices_take_turns_on_the_one_card_that_both_need(parti
     # Of three hosts, portals 0 -> 5 and copies 1 -> 2 leave the first; the portals and copies 3 -> 4 go to the third.
     network = Link(gb_per_s=1, latency_us=5000, shared=True)
     machine = machine_of(PROFILE, hosts=3, devices=6, network=network)
-    events = Timeline(run(workload(6, [task(0, 0)] * 6, [(0, 5)]), machine, Settings(checkpoint="never")).issued)
+    events = run(workload(6, [task(0, 0)] * 6, [(0, 5)]), machine, Settings(checkpoint="never")).events
     arriving = sorted(
         (event.start_us, event.end_us)
         for event in events

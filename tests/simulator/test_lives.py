@@ -12,7 +12,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, SkipWork, SplitWork, Workload, input_name
-from tests.simulator.support import MS, Plain, task, workload
+from tests.simulator.support import MS, Plain, task, timed_tasks, workload
 
 EXAMPLES = settings(max_examples=60)
 MIB = 2**20
@@ -106,7 +106,10 @@ def test_the_host_waits_for_a_device_that_has_to_give_memory_back():
     ample, tight = (
         run(work, Plain(capacity_bytes=mib * MIB, launch_ns=MS), Settings(checkpoint="never")) for mib in (90, 70)
     )
-    assert [(found.flushes, found.issued[1].issue_ns) for found in (ample, tight)] == [((0,), MS), ((1,), 10 * MS)]
+    assert [(found.flushes, timed_tasks(found)[1].issue_ns) for found in (ample, tight)] == [
+        ((0,), MS),
+        ((1,), 10 * MS),
+    ]
     assert [found.peak_reserved_bytes for found in (ample, tight)] == [(82 * MIB,), (52 * MIB,)]
 
 

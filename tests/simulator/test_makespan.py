@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.steps.run import Settings, run
-from gpipe_bench.simulator.steps.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels
-from tests.simulator.support import MS, Plain, task, workload
+from tests.simulator.support import MS, Plain, task, timed_tasks, workload
 
 EXAMPLES = settings(max_examples=60)
 N = 4
@@ -70,7 +69,7 @@ def test_everything_runs_once_and_nothing_twice_at_a_time(m, n, components, chec
     machine = Plain(launch_ns=10_000, queue_depth=3)
     found = run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen)
     recomputed = {"always": m, "except_last": m - 1, "never": 0}[checkpoint]
-    events = Timeline(found.issued)
+    events = found.events
     assert [sum(event.kind == kind for event in events) for kind in ("forward", "recompute", "backward")] == [
         m * n,
         recomputed * n,
@@ -83,7 +82,7 @@ def test_everything_runs_once_and_nothing_twice_at_a_time(m, n, components, chec
             if event.device == f"cuda:{device}" and event.kind in {"forward", "recompute", "backward"}
         )
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
-    assert Timeline(run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen).issued) == events
+    assert run(workload(m, [task(launches=2)] * n, [(0, n - 1)] * (n > 1)), machine, chosen).events == events
 
 
 def test_a_slow_host_is_the_bound():
@@ -118,10 +117,10 @@ def test_the_host_runs_ahead_no_further_than_the_launch_queue():
         run(work, Plain(launch_ns=1, queue_depth=depth), Settings(checkpoint="never")) for depth in (0, 20)
     )
     assert free.makespan_ns == bounded.makespan_ns
-    issued = [(issued.issue_ns, issued.start_ns) for issued in bounded.issued]
+    issued = [(issued.issue_ns, issued.start_ns) for issued in timed_tasks(bounded)]
     # Twenty launches are two tasks; a third is begun when the queue has room for the end of the one before.
     assert all(start - issue <= 200 for issue, start in issued)
-    assert max(one.start_ns - one.issue_ns for one in free.issued) > 400
+    assert max(one.start_ns - one.issue_ns for one in timed_tasks(free)) > 400
 
 
 def test_a_second_step_begins_when_its_first_device_is_free():
@@ -130,7 +129,7 @@ def test_a_second_step_begins_when_its_first_device_is_free():
     one, two = (run(work, Plain(), Settings(checkpoint="always", steps=steps)) for steps in (1, 2))
     assert two.step_ends_ns[0] == one.step_ends_ns[0]
     assert two.makespan_ns == 2 * one.makespan_ns == 2 * (one.step_ends_ns[0] + MS)
-    assert len(two.issued) == 2 * len(one.issued)
+    assert len(two.events) == 2 * len(one.events)
 
 
 @pytest.mark.parametrize("ends", [(10, 20, 100), (80, 90, 100), (33, 66, 100)])
@@ -139,7 +138,7 @@ def test_a_launch_leaves_the_queue_when_its_kernel_has_run(ends, depth):
     """The thread issues a task, and goes on when the queue has room for all of its launches."""
     forward = Kernels(100, 3, ends_ns=ends)
     work = workload(3, [replace(task(backward=1), forward=forward)])
-    issued = run(work, Plain(queue_depth=depth), Settings(checkpoint="never")).issued
+    issued = timed_tasks(run(work, Plain(queue_depth=depth), Settings(checkpoint="never")))
     ran = [100 * i + end for i in range(3) for end in ends]
     # Before the second task three launches are queued, before the third six.
     room = [ran[count - depth - 1] if count > depth else 0 for count in (3, 6)]

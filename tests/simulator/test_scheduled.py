@@ -8,7 +8,7 @@ import pytest
 
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.steps.run import Settings, run
-from tests.simulator.support import MS, Plain, order, task, workload
+from tests.simulator.support import MS, Plain, order, task, timed_tasks, workload
 
 N, M = 3, 4
 
@@ -32,8 +32,8 @@ def test_every_device_goes_from_the_last_microbatch_to_the_first(checkpoint, exp
 
 def test_a_task_waits_for_the_gradients_of_the_next_partition():
     found = scheduled(machine=Plain(copy=2 * MS))
-    ends = {(one.kind, one.i, one.j): one.end_ns for one in found.issued}
-    starts = {(one.kind, one.i, one.j): one.start_ns for one in found.issued}
+    ends = {(one.kind, one.i, one.j): one.end_ns for one in timed_tasks(found)}
+    starts = {(one.kind, one.i, one.j): one.start_ns for one in timed_tasks(found)}
     for i in range(M):
         for j in range(N - 1):
             assert starts["backward", i, j] >= ends["copy_grad", i, j + 1]
@@ -54,7 +54,9 @@ def test_gradients_of_skips_go_home_by_their_portals():
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_a_partition_that_learns_nothing_has_no_backward_pass(schedule):
     work = workload(M, [task(learns=False), task(returns=(False,)), task()])
-    kinds = {(one.kind, one.j) for one in run(work, Plain(), Settings(checkpoint="never", schedule=schedule)).issued}
+    kinds = {
+        (one.kind, one.j) for one in timed_tasks(run(work, Plain(), Settings(checkpoint="never", schedule=schedule)))
+    }
     back = {"backward"} if schedule == "1f1b" else {"backward_inputs", "backward_weights"}
     assert kinds == {
         *product(["forward"], range(N)), *product(back, (1, 2)), ("copy", 1), ("copy", 2), ("copy_grad", 2)

@@ -22,7 +22,7 @@ from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.steps.run import run
 from gpipe_bench.simulator.steps.settings import Settings
-from tests.simulator.support import Plain, task, workload
+from tests.simulator.support import Plain, task, timed_tasks, workload
 from tests.simulator.test_lives import heavy
 
 KINDS = {"forward": "F", "recompute": "R", "backward": "B", "backward_inputs": "I", "backward_weights": "W"}
@@ -39,7 +39,7 @@ def placed(name, n):
 
 def starts(work, machine, chosen):
     done = run(work, machine, chosen)
-    found = {(KINDS[one.kind], one.i, one.j): one.start_ns for one in done.issued if one.kind in KINDS}
+    found = {(KINDS[one.kind], one.i, one.j): one.start_ns for one in timed_tasks(done) if one.kind in KINDS}
     return found, done.makespan_ns
 
 
@@ -130,7 +130,7 @@ def test_one_thread_takes_all_actions_in_one_order(name):
     schedule = with_recomputation(named_schedule(name, 5, n, 3), 4)
     chosen = Settings(schedule=name, memory=False, workers=False)
     done = run(workload(5, [task(10, 24)] * n), Plain(copy=0), chosen)
-    issued = [(KINDS[one.kind], one.i, one.j) for one in done.issued if one.kind in KINDS]
+    issued = [(KINDS[one.kind], one.i, one.j) for one in timed_tasks(done) if one.kind in KINDS]
     assert issued == [tuple(action) for action in merged_order(schedule)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -20,11 +19,10 @@ def test_shares_are_those_of_the_events(devices, label, steps):
     work = workload(12, [task(1000 + 100 * j, 2000 - 300 * j, 3) for j in range(4)], [(0, 2), (1, 3), (0, 3)])
     machine, chosen = Plain(copy=700, launch_ns=20, queue_depth=1024), Settings(Components.from_label(label))
     done = run(work, machine, Settings(chosen.components, devices=devices, steps=steps))
-    events, length_us = step_events(done)
+    events, length_ns = step_events(done)
+    length_us = length_ns / 1e3
     used = sorted(set(devices))
-    # A breakdown is of partitions; here of devices.
-    placed = [replace(event, partition=used.index(devices[event.partition])) for event in events]
-    expected = split_device_time(placed, len(used), 0, length_us)
+    expected = split_device_time(events, [used.index(device) for device in devices], 0, length_us)
     for use, share in zip(step_uses(done, devices), expected, strict=True):
         names = Breakdown.__slots__
         assert [getattr(use, name) for name in names] == pytest.approx([getattr(share, name) for name in names])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from gpipe_bench.components import Components
 from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.workload import Kernels
-from tests.simulator.support import MS, Plain, task, workload
+from tests.simulator.support import MS, Plain, task, timed_tasks, workload
 
 
 def tasks(work, **options):
     """In the order of issue."""
     return [
         (one.kind, one.j, one.device, one.stream, one.nbytes, one.start_ns // MS, one.end_ns // MS)
-        for one in run(work, Plain(copy=MS), Settings(**options)).issued
+        for one in timed_tasks(run(work, Plain(copy=MS), Settings(**options)))
     ]
 
 
@@ -69,7 +69,7 @@ def test_each_tensor_goes_through_the_memory_of_the_host_by_itself():
 def test_each_of_them_is_launched_after_the_one_before():
     two = task(0, 0, 0, input_bytes=(5, 6), output_bytes=(5, 6))
     found = run(workload(1, [two] * 2), Plain(copy=MS, launch_ns=5 * MS), Settings(checkpoint="never", transfer="host"))
-    copy = next(one for one in found.issued if one.kind == "copy")
+    copy = next(one for one in timed_tasks(found) if one.kind == "copy")
     # Down until 5 and 15, up until 10 and 20, when the host has issued each.
     assert (copy.start_ns, copy.end_ns) == (0, 20 * MS)
 

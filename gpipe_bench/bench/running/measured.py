@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from statistics import median
 from typing import Any, Final
 
@@ -144,8 +144,7 @@ def _timeline(trial: Trial, ranks: Ranks) -> tuple[list[TimelineEvent], float | 
 
 def _shares(events: Sequence[TimelineEvent], homes: Sequence[int]) -> list[Breakdown]:
     """The breakdown of each device of the schedule, whose partitions take turns."""
-    own = [replace(event, partition=homes[event.partition]) for event in events]
-    return split_device_time(own, max(homes) + 1, *_window(events))
+    return split_device_time(events, homes, *_window(events))
 
 
 def _span_us(events: Sequence[TimelineEvent]) -> float:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Final
 
 from gpipe_bench.errors import OutOfMemory
@@ -21,10 +21,10 @@ from gpipe_bench.native import packaged
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.memory.description import TASK_KINDS, Streams, check_sizes, describe
 from gpipe_bench.simulator.steps.settings import Settings
-from gpipe_bench.simulator.steps.tasks import Tasks, Timeline
 from gpipe_bench.simulator.steps.trace import root_latencies, step_rows
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.step.result import DeviceUse, device_uses
+from gpipe_bench.step.timeline import Timeline
 
 __all__ = ["DeviceMemory", "Run", "Settings", "run"]
 
@@ -42,7 +42,7 @@ class Run:
         makespan_ns: when the last operation ended.
         effort: how much the clock did.
         step_ends_ns: when the last task of each step ended.
-        issued: every task, in the order in which host threads issued it.
+        events: every task of all steps.
         memory: of each device; empty without memory. Each number of all devices: ``peak_live_bytes`` and so on.
         devices: of each partition.
     """
@@ -51,7 +51,7 @@ class Run:
     makespan_ns: int
     effort: int
     step_ends_ns: tuple[int, ...]
-    issued: Tasks
+    events: Timeline
     memory: tuple[DeviceMemory, ...]
     devices: tuple[int, ...]
 
@@ -102,9 +102,12 @@ class Steps:
         """
         steps = steps or self.settings.steps
         replay, found = self._replayed(steps, self._machine, memory=self.settings.memory if memory is None else memory)
-        tasks = Tasks(replay.trace.tasks, replay.tasks(), self._places.devices)
-        now, effort = replay.ends()
-        return Run(replay, now, effort, tasks.step_ends(steps), tasks, found, tuple(self._places.devices))
+        times, (now, effort) = replay.tasks(), replay.ends()
+        tasks = replay.trace.tasks
+        each = len(tasks) // steps
+        ends = accumulate((max(times.end_ns[each * k : each * (k + 1)]) for k in range(steps)), max)
+        events = Timeline(tasks, times, range(len(tasks)))
+        return Run(replay, now, effort, tuple(ends), events, found, tuple(self._places.devices))
 
     def memory(self, steps: int, machine: Machine | None = None) -> tuple[DeviceMemory, ...]:
         """The memory of each device after some steps; ``machine``: another one with the same times.
@@ -140,21 +143,20 @@ def run(workload: Workload, machine: Machine, settings: Settings | None = None) 
     return Steps(workload, machine, settings).run()
 
 
-def step_events(run: Run, steps: int = 1) -> tuple[Timeline, float]:
-    """Events of the last ``steps`` steps, and how long these took, in microseconds; zero is their start."""
+def step_events(run: Run, steps: int = 1) -> tuple[Timeline, int]:
+    """Events of the last ``steps`` steps, and how long these took, in nanoseconds; zero is their start."""
     count = len(run.step_ends_ns)
     start_ns = run.step_ends_ns[-1 - steps] if count > steps else 0
     # A single step ends when the device is idle, with the update; others with what the next ones wait for.
     end_ns = run.step_ends_ns[-1] if count > 1 else run.makespan_ns
-    tasks = run.issued
-    first = len(tasks) - len(tasks) // count * min(steps, count)
-    return Timeline(tasks, start_ns, first), (end_ns - start_ns) / 1e3
+    tasks = len(run.replay.trace.tasks)
+    first = tasks // count * max(count - steps, 0)
+    return run.events.part(range(first, tasks), start_ns), end_ns - start_ns
 
 
 def step_uses(run: Run, devices: Sequence[int], steps: int = 1) -> tuple[DeviceUse, ...]:
     """The use of each device in the last ``steps`` steps; ``devices``: of each partition."""
-    events, length_us = step_events(run, steps)
-    return device_uses(run.memory, events.busy(length_us), length_us, devices)
+    return device_uses(run.memory, *step_events(run, steps), devices)
 
 
 def _run_with_memory(replay: Replay, description: array[int], devices: int) -> tuple[DeviceMemory, ...]:

@@ -20,15 +20,15 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.observer import TaskRows, issued_rows, task_events
+from gpipe_bench.emulator.observer import TaskRows, name_tasks
 from gpipe_bench.emulator.recording import recording
-from gpipe_bench.machine.replay import replay
+from gpipe_bench.machine.replay import Replay
 from gpipe_bench.results.timeline import COMPUTE_KINDS, TimelineEvent
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator.steps.run import Settings, run
-from gpipe_bench.simulator.steps.tasks import Timeline
 from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork
 from gpipe_bench.skip import Namespace
+from gpipe_bench.step.timeline import Timeline
 from tests.cover import cover
 from tests.emulator.bed.behaviour import jitter
 from tests.emulator.bed.rows import Bed
@@ -89,8 +89,10 @@ def emulated(
             tasks = TaskRows()
             with jitter(seed, 200 if seed else 0), recording() as trace, pipe.observe(tasks):
                 pipe(x).sum().backward()
-            replayed = replay(trace, machine)
-            yield replayed.makespan_ns / MS, task_events(tasks.spans, replayed, issued_rows(replayed))
+            ran = Replay(trace, machine)
+            ran.run()
+            name_tasks(tasks.spans, ran.rows())
+            yield ran.rows().makespan_ns / MS, [*Timeline(trace.tasks, ran.tasks(), range(len(trace.tasks)))]
 
 
 def task(nodes: int) -> TaskWork:
@@ -107,7 +109,7 @@ def simulated(
     work = workload(m, [task(3 + sum(j in skip for skip in skips)) for j in range(n)], skips)
     chosen = Settings(components, checkpoint, transfer=transfer, memory=False, schedule=schedule)
     found = run(work, machine, chosen)
-    return found.makespan_ns / MS, orders(Timeline(found.issued), n)
+    return found.makespan_ns / MS, orders(found.events, n)
 
 
 EVERY = list(Components.factorial())
