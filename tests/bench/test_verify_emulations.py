@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from gpipe_bench.bench.evaluation.verify import checks_of_emulations
+from gpipe_bench.bench.evaluation.verify import checks_of_emulations, judge
+from gpipe_bench.bench.evaluation.verify_tables import read_tolerances
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import read_table
 from tests.bench.test_verify import ROW, table
 
 TWIN = replace(ROW, flavour="current", step_time_ms=100.0, peak_allocated_gib=2.0, peak_reserved_gib=4.0)
 EMULATED = replace(TWIN, evidence="emulated", flavour="")
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results/reference"
+NAMES = "ablation", "speed", "memory", "schedules", "sweep_unet", "sweep_amoebanet-d", "sweep_vit", "ablation_shared"
+EMULATIONS = [path for name in NAMES for path in sorted(REFERENCE.glob(f"emulated/*/{name}.csv"))]
 
 
 def test_an_emulated_cell_is_held_to_the_simulator():
@@ -35,3 +44,12 @@ def test_an_emulated_cell_that_was_skipped_or_has_no_twin_is_held_to_nothing():
     skipped = replace(EMULATED, status="skipped", reason="no compiler")
     assert not list(checks_of_emulations("a", table(TWIN, skipped)))
     assert not list(checks_of_emulations("a", table(replace(TWIN, chunks=64), EMULATED)))
+
+
+@pytest.mark.parametrize("path", EMULATIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_committed_emulations_are_within_their_tolerances(path):
+    twin = REFERENCE / "simulated" / path.parent.name / path.name
+    rows = pd.concat([read_table(one, ["evidence"], Row) for one in (path, twin)])
+    judged = judge(checks_of_emulations(path.stem, rows), read_tolerances(ROOT / "config/tolerances.csv"))
+    assert len(judged) >= 3
+    assert not [check.line() for check in judged if check.verdict == "OUTSIDE"]
