@@ -19,17 +19,15 @@ from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.norms import clip, norms_of, total_norm
 from gpipe_bench.engine.arguments import checked_module, named_device
-from gpipe_bench.engine.batch import Batch
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
+from gpipe_bench.engine.goal import Goal, Reduction
 from gpipe_bench.engine.gpipe import check_input, gather, scatter
 from gpipe_bench.engine.module import PartitionedModule
-from gpipe_bench.engine.pipeline import Pipeline
+from gpipe_bench.engine.pipeline import Batch, Pipeline
 from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.executor import RuntimeExecutor
 from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
-from gpipe_bench.engine.runtime.loss import Goal
-from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.errors import DeviceCountError, PeerError, text_of
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 

@@ -21,9 +21,9 @@ from gpipe_bench.autograd.microbatch import (
     separated,
     versions,
 )
-from gpipe_bench.engine.batch import BatchContext
 from gpipe_bench.engine.observer import Task, observed
 from gpipe_bench.engine.partition import Partition
+from gpipe_bench.engine.pipeline import BatchContext
 from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.transfer import use_stream
 from gpipe_bench.errors import UnsupportedError

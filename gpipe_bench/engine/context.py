@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
@@ -21,7 +20,6 @@ class _Flags(threading.local):
 
 
 _flags = _Flags()
-_NOTHING = nullcontext()
 
 
 def is_checkpointing() -> bool:
@@ -35,19 +33,6 @@ def is_checkpointing() -> bool:
 def is_recomputing() -> bool:
     """Whether this thread recomputes a layer. Such a layer must skip what happens once per micro-batch, as counting."""
     return _flags.now[1]
-
-
-def within(blocks: Sequence[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
-    """One block for all of ``blocks``, the first outermost. Most tasks need none, which costs nothing."""
-    return _entered(blocks) if blocks else _NOTHING
-
-
-@contextmanager
-def _entered(blocks: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for block in blocks:
-            stack.enter_context(block)
-        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +73,16 @@ class ExecutionContext:
                 without a graph would be reused by a micro-batch that needs its gradient.
             recomputing: a recomputation: with a graph, whatever the thread's mode.
         """
-        blocks: list[AbstractContextManager[Any]] = []
-        if torch.is_inference_mode_enabled() != self.inference:
-            blocks.append(torch.inference_mode(self.inference))
-        for name, enabled, dtype in self.autocast:
-            if enabled or torch.is_autocast_enabled(name):
-                cache = self.cache and not checkpointing
-                blocks.append(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))
         before = _flags.now
-        # Inference mode first: it changes grad mode, too.
-        with within(blocks), torch.set_grad_enabled(recomputing or (self.grad and not checkpointing)):
+        with ExitStack() as stack:
+            # Inference mode first: it changes grad mode, too.
+            if torch.is_inference_mode_enabled() != self.inference:
+                stack.enter_context(torch.inference_mode(self.inference))
+            for name, enabled, dtype in self.autocast:
+                if enabled or torch.is_autocast_enabled(name):
+                    cache = self.cache and not checkpointing
+                    stack.enter_context(torch.autocast(name, dtype=dtype, enabled=enabled, cache_enabled=cache))
+            stack.enter_context(torch.set_grad_enabled(recomputing or (self.grad and not checkpointing)))
             _flags.now = checkpointing, recomputing
             try:
                 yield

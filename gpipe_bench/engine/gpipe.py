@@ -20,13 +20,12 @@ from gpipe_bench.engine.arguments import (
     resolve_devices,
     split_layers,
 )
+from gpipe_bench.engine.goal import Goal, Reduction
 from gpipe_bench.engine.module import Device, PartitionedModule
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.pipeline import Executor, Pipeline
 from gpipe_bench.engine.runtime.executor import RuntimeExecutor
 from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
-from gpipe_bench.engine.runtime.loss import Goal
-from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.schedules.table import check_device_count
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from gpipe_bench.autograd.microbatch import MicroBatch, Values, check_open, flatten
 from gpipe_bench.autograd.sequential import Arguments, PipeSequential
-from gpipe_bench.engine.transfer import Endpoint, Stream, current_stream, has_streams, shared_stream
+from gpipe_bench.engine.transfer import Endpoint, Stream, has_streams, shared_stream
 from gpipe_bench.skip.layout import SkipLayout
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.skippable import Skippable
@@ -55,10 +55,6 @@ class Partition:
     index_on_device: int
     writes_inputs: bool | None = None
     kept: AbstractSet[int] = frozenset()
-
-    def computing(self) -> Stream:
-        """The compute stream for a batch that the calling thread is about to issue."""
-        return self.own_stream if self.own_stream is not None else current_stream(self.device)
 
     def endpoints(self, m: int, computing: Stream, *, copy_streams: bool) -> list[Endpoint]:
         """Where copies of each of m micro-batches begin or end; without copy streams on the compute stream."""

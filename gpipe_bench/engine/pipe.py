@@ -18,6 +18,7 @@ from gpipe_bench.autograd.microbatch import MicroBatch, aliased_values, check_de
 from gpipe_bench.autograd.sequential import Arguments, PipeSequential, check_outermost
 from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import checked_module, split_layers
+from gpipe_bench.engine.goal import Goal, Reduction
 from gpipe_bench.engine.gpipe import check_shapes, other_forms
 from gpipe_bench.engine.module import PartitionedModule
 from gpipe_bench.engine.paper.executor import PaperExecutor
@@ -25,8 +26,6 @@ from gpipe_bench.engine.pipeline import Executor, Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
 from gpipe_bench.engine.runtime.executor import RuntimeExecutor
 from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
-from gpipe_bench.engine.runtime.loss import Goal
-from gpipe_bench.engine.runtime.reduction import Reduction
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.skip.trees import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpipe_bench import NoChunk
-from gpipe_bench.engine.runtime.reduction import _KNOWN
+from gpipe_bench.engine.goal import _KNOWN
 from gpipe_bench.errors import ReductionWarning
 from tests.engine.steps import scheduled
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from gpipe_bench.autograd.microbatch import MicroBatch, Values, differentiable
 from gpipe_bench.autograd.nodes import behind, get_phony, is_users, new_leaf, nodes_behind
-from gpipe_bench.engine.batch import Batch, BatchContext
 from gpipe_bench.engine.computation import Computation
+from gpipe_bench.engine.goal import Goal, check_loss
 from gpipe_bench.engine.paper.checkpoint import Guard, Recompute, Slot
 from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
 from gpipe_bench.engine.paper.copy import Portal, copy, wait
 from gpipe_bench.engine.paper.dependency import Join, fork
 from gpipe_bench.engine.paper.marks import run_marked
-from gpipe_bench.engine.runtime.loss import Goal, check_loss
+from gpipe_bench.engine.pipeline import Batch, BatchContext
 from gpipe_bench.engine.transfer import Holding, Stream, at_end_of_backward, use_stream
 from gpipe_bench.engine.worker import Result, Workers, in_fresh_thread, raised, result_of
 from gpipe_bench.schedules.program import Plan, run_forward
@@ -142,7 +142,15 @@ class TorchLanes:
             raise KeyboardInterrupt
         partition = self._partitions[j]
         flat = self._flat(i, partition.incoming)
-        task = self._computation(i, j)
+        microbatch = self.microbatches[i]
+        shared = {
+            index for index, key in enumerate(partition.incoming, len(microbatch.values)) if key in self._aliased[i]
+        }
+        # Its skips are on their way no more.
+        for key in partition.incoming:
+            del self._skips[i][key]
+        self._aliased[i].difference_update(partition.incoming)
+        task = Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
         phony, self._pending[i] = self._pending[i], None
         # In a batch with checkpoints every task is one node, also one that keeps its activations: a Join can be tied to
         # it, and layers behind an output that gets no gradient do not run backward.
@@ -205,16 +213,6 @@ class TorchLanes:
             self._workers.end()
 
     # --- tasks -----------------------------------------------------------------------------------------------------
-
-    def _computation(self, i: int, j: int) -> Computation:
-        """Task (i, j); its skips are on their way no more."""
-        partition, microbatch = self._partitions[j], self.microbatches[i]
-        count = len(microbatch.values)
-        shared = {index for index, key in enumerate(partition.incoming, count) if key in self._aliased[i]}
-        for key in partition.incoming:
-            del self._skips[i][key]
-        self._aliased[i].difference_update(partition.incoming)
-        return Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
 
     def _run_plain(self, task: Computation, flat: Values) -> Values:
         observer, run = self._batch.observer, partial(task.forward, around=_with_own_gradients)

@@ -12,7 +12,7 @@ passes of the cells need it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpipe_bench.autograd.microbatch import MicroBatch, Values, differentiable
-from gpipe_bench.autograd.nodes import apply, check_whole, get_phony, new_leaf
-from gpipe_bench.engine.batch import Batch
+from gpipe_bench.autograd.nodes import Inlet, apply, check_whole, get_phony, new_leaf, receive
+from gpipe_bench.engine.goal import Goal, check_loss
+from gpipe_bench.engine.pipeline import Batch, BatchContext
+from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, action_lists
-from gpipe_bench.engine.runtime.loss import Goal, Losses
 from gpipe_bench.engine.runtime.mailboxes import Mailboxes
 from gpipe_bench.engine.runtime.runtime import Runtime
-from gpipe_bench.engine.transfer import Stream, current_stream, wait_stream
+from gpipe_bench.engine.transfer import Stream, current_stream, use_stream, wait_stream
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.program import Plan
 from gpipe_bench.skip.namespace import SkipKey
@@ -132,6 +133,62 @@ class Outputs:
         """Give away the gradients that the caller's backward pass has brought."""
         grads, self.given[i] = self.given[i], []
         return grads
+
+
+class Losses:
+    """Computes losses and their gradients, on the compute stream of the last partition.
+
+    Attributes:
+        outputs: of the micro-batches, without a graph, if they are kept.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], Tensor],
+        targets: Sequence[Any],
+        shares: Sequence[float],
+        batch: BatchContext,
+        *,
+        keeps: bool,
+    ) -> None:
+        self.outputs = [MicroBatch((), None)] * len(targets)
+        self._loss, self._targets, self._shares = loss, list(targets), shares
+        self._execution, self._stream, self._keeps = batch.execution, batch.streams[-1][0].computing, keeps
+        self._turns, self._j, self._randomness = batch.turns, len(batch.partitions), batch.randomness
+        self._values: list[Tensor | None] = [None] * len(targets)
+        # Losses with their graph, and where the gradients of the outputs arrive, until the backward pass.
+        self._open: dict[int, tuple[Tensor | None, Inlet]] = {}
+
+    def take(self, i: int, microbatch: MicroBatch) -> None:
+        """Compute the loss of micro-batch i, if it counts."""
+        target, self._targets[i] = self._targets[i], None
+        with use_stream(self._stream), self._execution.applied():
+            values, inlet, _ = receive(microbatch.values)
+            loss = None
+            if self._shares[i]:
+                output = MicroBatch(values, microbatch.structure).unwrap()
+                draws = Draws(self._randomness, i, self._j).first_pass(again=False)
+                with draws, self._turns.turn(self._j):
+                    loss = check_loss(self._loss(output, target)) * self._shares[i]
+                self._values[i] = loss.detach()
+        self._open[i] = loss, inlet
+        if self._keeps:
+            values = tuple([value.detach() if isinstance(value, Tensor) else value for value in microbatch.values])
+            self.outputs[i] = MicroBatch(values, microbatch.structure)
+
+    def grads(self, i: int) -> list[Tensor | None]:
+        """Gradients of the outputs of micro-batch i."""
+        loss, inlet = self._open.pop(i)
+        if loss is None or not loss.requires_grad:
+            return inlet.spread(())
+        with use_stream(self._stream), self._turns.turn(self._j):
+            return inlet.collect(torch.autograd.backward, loss)
+
+    def total(self) -> Tensor:
+        """The loss of the batch."""
+        with use_stream(self._stream):
+            values = [value for value in self._values if value is not None]
+            return torch.stack(values).sum()
 
 
 class BackwardPass:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.autograd.microbatch import MicroBatch, differentiable
-from gpipe_bench.engine.batch import BatchContext
 from gpipe_bench.engine.computation import Computation
+from gpipe_bench.engine.pipeline import BatchContext
 from gpipe_bench.engine.runtime.cell import Cell
 from gpipe_bench.engine.runtime.lists import ActionLists
 from gpipe_bench.engine.runtime.mailboxes import Mailboxes, Stopped

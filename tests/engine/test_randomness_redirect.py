@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpipe_bench.engine.redirect import Redirect
+from gpipe_bench.engine.randomness import Redirect
 
 OPERATORS = {
     "dropout": lambda x: functional.dropout(x, 0.5),
