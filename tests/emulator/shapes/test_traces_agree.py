@@ -1,8 +1,8 @@
-"""A simulated and an emulated trace of one pipeline differ in durations alone: the same tasks, ordered alike.
+"""A simulated and an emulated trace of one pipeline differ in durations alone, task by task.
 
 The emulated trace is recorded from the real engine, kernel by kernel; the simulated one is written by the paper's
-program, or a schedule, task by task. So what is compared is what both say of tasks: which others must have ended, by
-streams and events, before each begins.
+program, or a schedule, task by task. So what is compared is what both say of tasks: the same ones, on the same devices,
+with the same bytes, in the same order on every stream, and behind the same other tasks, by streams and events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ M, N = 3, 3
 
 
 def outline(step):
-    """For each task of the last step those of that step which have ended before it begins."""
+    """Each task of the last step, with those of that step that have ended before it begins; and the order of streams."""
     rows, tasks, turn = step.replay.trace.rows, step.replay.trace.tasks, step.replay.rows().turn
     done, events, before = defaultdict(set), {}, {}
     marks = [place for place, row in enumerate(rows) if KINDS[row.kind] == "mark"]
@@ -44,9 +44,16 @@ def outline(step):
                 before[row.task] = (place, known)
             for one in streams:
                 done[one] = known | {row.task}
-    last = {task for task, (place, _) in before.items() if marks[-2] < place}
+    last = [task for task, (place, _) in before.items() if marks[-2] < place]
     name = {task: tasks[task - 1][:3] for task in last}
-    return {name[task]: sorted(name[other] for other in before[task][1] & last) for task in last}
+    of_each = {
+        name[task]: (tasks[task - 1][:6], sorted(name[one] for one in before[task][1] & name.keys())) for task in last
+    }
+    streams = defaultdict(list)
+    for task in last:
+        row = rows[before[task][0]]
+        streams[row.device, row.stream].append(name[task])
+    return of_each, sorted((device, order) for (device, _), order in streams.items())
 
 
 def layers(count):
@@ -70,7 +77,7 @@ def test_they_differ_in_durations_alone(checkpoint, schedule):
         }  # fmt: skip
         simulated, emulated = (outline(call(layers(partitions), **settings)) for call in (simulate, emulate))
         assert simulated == emulated, components
-        kinds = {kind for kind, *_ in simulated}
+        kinds = {kind for kind, *_ in simulated[0]}
         assert kinds >= {"forward", "copy", "copy_grad"}
 
 
