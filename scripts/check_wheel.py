@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import venv
@@ -18,18 +19,15 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from shutil import copytree
 from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from gpipe_bench.native.compiler import find_compiler
 from scripts.wheel_commands import run_commands
+from scripts.wheels import WheelError, built, compiled_wheel, copied
 
-ROOT: Final = Path(__file__).resolve().parent.parent
-_BACKEND: Final = "from setuptools import build_meta; print(build_meta.build_{kind}({out!r}))"
-# In the root of the checkout only; the package has folders of the same names.
-_LEFT_OUT: Final = {"build", "dist", "figures", "logs"}
 IN_SDIST: Final = (
     *("CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "README.md", "Snakefile", "environment.yml"),
     *("config/config.yaml", "docs", "examples", "models/unet.py", "gpipe_bench/models/unet.py", "profiles/default"),
@@ -37,32 +35,6 @@ IN_SDIST: Final = (
     *("workflows/envs/gpipe_bench.yaml", "workflows/rules/cells.smk"),
 )
 OWN_MODULES: Final = ("models.py", "scripts.py", "tests/__init__.py", "data.py", "config.py")
-
-
-class WheelError(Exception):
-    """A built file, or a command of the installed package, must be as promised."""
-
-
-def copied(target: Path) -> Path:
-    """A copy of the checkout, without outputs: a build leaves folders behind, and takes in what earlier ones left."""
-
-    def ignored(folder: str, names: list[str]) -> set[str]:
-        hidden = {name for name in names if name.startswith(".") or name in ("__pycache__", "gpipe_bench.egg-info")}
-        hidden -= {".ci", ".gitignore"}
-        if Path(folder) == ROOT:
-            return hidden | _LEFT_OUT.intersection(names)
-        return set(names) - {"reference"} if Path(folder) == ROOT / "results" else hidden
-
-    return Path(copytree(ROOT, target, symlinks=True, ignore=ignored))
-
-
-def built(source: Path, kind: str, out: Path) -> Path:
-    """The sdist or wheel that the build backend makes of ``source``, in ``out``."""
-    command = [sys.executable, "-c", _BACKEND.format(kind=kind, out=str(out))]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise WheelError(f"{kind} must build, got\n{done.stdout[-1000:]}{done.stderr[-4000:]}")
-    return out / done.stdout.splitlines()[-1]
 
 
 def unpacked_sdist(sdist: Path, target: Path) -> Path:
@@ -156,7 +128,8 @@ def check(place: Path) -> None:
     """
     sdist = built(copied(place / "source"), "sdist", place / "dist")
     source = unpacked_sdist(sdist, place / "sdist")
-    wheel = built(source, "wheel", place / "dist")
+    # With libraries for this machine: the commands need no compiler.
+    wheel = compiled_wheel(source, place / "dist", sysconfig.get_platform(), find_compiler() or ["cc"])
     check_contents(wheel, source)
     print(f"built {sdist.name} and {wheel.name}", flush=True)
     python = installed(wheel, place / "environment")

@@ -2,6 +2,8 @@
 
 The name of its file has two digests: one of the sources, what they include, the flags and the platform, and one of
 the compiler. A library made from other files is never loaded. If the compiler was removed, its library still loads.
+
+A wheel for one platform has the libraries of this package, and needs no compiler: see :func:`shipped`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import ctypes
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -35,8 +38,34 @@ _PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 @cache
 def packaged(name: str) -> ctypes.CDLL:
-    """A library of :data:`LIBRARIES`, once per process; raises what :func:`library` raises."""
-    return library(name, [path for part in LIBRARIES[name] for path in sorted((_PACKAGE / part).glob("*.c"))])
+    """A library of :data:`LIBRARIES`, once per process: the wheel's, or one that is compiled.
+
+    Raises:
+        CompilerError: there is no compiler, or it failed, or the library does not load.
+        OutputError: the user's cache cannot be written.
+    """
+    path = shipped(name, _PACKAGE)
+    if path.exists() and not words(EXTRA_FLAGS):
+        # A library for another platform does not load.
+        with suppress(OSError):
+            return ctypes.CDLL(str(path))
+    return library(name, sources_of(name, _PACKAGE))
+
+
+def shipped(name: str, package: Path) -> Path:
+    """Where a wheel for one platform has a library of :data:`LIBRARIES`, which need not exist.
+
+    Args:
+        name: of the library.
+        package: the folder of this package, or of a copy of it.
+    """
+    # With a digest: when sources are edited later, they are compiled.
+    return package / "native" / f"{name}-{digest(_texts(sources_of(name, package)))}.so"
+
+
+def sources_of(name: str, package: Path) -> list[Path]:
+    """The C files of a library of :data:`LIBRARIES`."""
+    return [path for part in LIBRARIES[name] for path in sorted((package / part).glob("*.c"))]
 
 
 def library(name: str, sources: Sequence[Path]) -> ctypes.CDLL:
@@ -63,16 +92,15 @@ def library(name: str, sources: Sequence[Path]) -> ctypes.CDLL:
 
 def _compiled(name: str, sources: Sequence[Path], *, again: bool) -> Path:
     folder, flags = cache_folder("native"), [*_FLAGS, *words(EXTRA_FLAGS)]
-    start = f"{name}-{digest(_contents(sources, [*flags, _WHOLE]))}"
+    # A library linked with a newer C library does not load with an older one, and machines may share a home folder.
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    made_for = " ".join((os.uname().sysname, os.uname().machine, libc or "", *flags, _WHOLE))
+    start = f"{name}-{digest([made_for.encode(), *_texts(sources)])}"
     compiler = find_compiler()
     if compiler is not None:
         path = folder / f"{start}-{digest([identity(compiler).encode()])}.so"
         if again or not path.exists():
-            command = [*compiler, *flags, *map(str, sources), "-lm"]
-            try:
-                compile_into(path, [*command, _WHOLE], "CC")
-            except CompilerError:
-                compile_into(path, command, "CC")
+            compile_c(path, compiler, sources)
         return path
     if left := sorted(folder.glob(f"{start}-*.so")):
         return left[0]
@@ -81,11 +109,17 @@ def _compiled(name: str, sources: Sequence[Path], *, again: bool) -> Path:
     )
 
 
-def _contents(sources: Sequence[Path], flags: Sequence[str]) -> Iterator[bytes]:
-    """All that a library is made from, but the compiler."""
-    # A library linked with a newer C library does not load with an older one, and machines may share a home folder.
-    libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
-    yield " ".join((os.uname().sysname, os.uname().machine, libc or "", *flags)).encode()
+def compile_c(path: Path, compiler: Sequence[str], sources: Sequence[Path]) -> None:
+    """Compile C files into the library ``path``; raises what :func:`compile_into` raises."""
+    command = [*compiler, *_FLAGS, *words(EXTRA_FLAGS), *map(str, sources), "-lm"]
+    try:
+        compile_into(path, [*command, _WHOLE], "CC")
+    except CompilerError:
+        compile_into(path, command, "CC")
+
+
+def _texts(sources: Sequence[Path]) -> Iterator[bytes]:
+    """The files that a library is made from, with their names."""
     beside = {path for folder in {source.parent for source in sources} for path in folder.iterdir()}
     included = sorted(path for path in beside if path.suffix not in (".c", ".py", ".yaml") and path.is_file())
     for path in (*sources, *included):

@@ -216,6 +216,38 @@ def test_libraries_of_the_package_are_compiled_by_one_command(source, cache, mon
     build.packaged.cache_clear()
 
 
+@pytest.fixture
+def wheel(source, cache, monkeypatch):
+    """The library that a wheel has, from the sources of this package."""
+    monkeypatch.setattr(build, "_PACKAGE", source.parents[1])
+    monkeypatch.setattr(build, "LIBRARIES", {"tiny": ("code",)})
+    build.packaged.cache_clear()
+    path = build.shipped("tiny", source.parents[1])
+    build.compile_c(path, compiler.find_compiler(), [source])
+    yield path
+    build.packaged.cache_clear()
+
+
+def test_a_wheel_with_libraries_needs_no_compiler(wheel, cache, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", None)
+    assert build.packaged("tiny").number() == 1
+    assert not cache.exists()
+
+
+def test_what_is_not_the_library_of_a_wheel_is_compiled(wheel, source, cache, monkeypatch):
+    """Other flags, other sources, another platform."""
+    monkeypatch.setenv(build.EXTRA_FLAGS, "-DNUMBER=2")
+    assert build.packaged("tiny").number() == 2
+    monkeypatch.delenv(build.EXTRA_FLAGS)
+    build.packaged.cache_clear()
+    source.write_text(SOURCE.replace("sqrt(", "2 + sqrt("))
+    assert build.packaged("tiny").number() == 3
+    build.packaged.cache_clear()
+    build.shipped("tiny", source.parents[1]).write_bytes(b"of another platform")
+    assert build.packaged("tiny").number() == 3
+    assert len(list(cache.iterdir())) == 2
+
+
 def test_every_folder_of_a_library_has_c_files():
     parts = {build._PACKAGE / part for parts in build.LIBRARIES.values() for part in parts}
     assert [part for part in parts if not (part.is_file() if part.suffix else list(part.glob("*.c")))] == []
