@@ -26,7 +26,7 @@ M, N = 3, 3
 
 
 def outline(step):
-    """Each task of the last step, with those of that step that have ended before it begins; and the order of streams."""
+    """Each task of the last step, with those of that step that ended before it begins; and the order of streams."""
     rows, tasks, turn = step.replay.trace.rows, step.replay.trace.tasks, step.replay.rows().turn
     done, events, before = defaultdict(set), {}, {}
     marks = [place for place, row in enumerate(rows) if KINDS[row.kind] == "mark"]
