@@ -5,7 +5,7 @@ A block is one storage. Its number is local to the trace of a layer; inputs are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -17,6 +17,24 @@ ACCUMULATE: Final = "accumulate"
 
 FOREACH: Final = "_foreach_"
 """How the names of operations begin that work on many tensors at once: one launch for all parameters of a type."""
+
+
+class Whole(NamedTuple):
+    """An operation as one kernel.
+
+    Attributes:
+        kind: the efficiency of a profile that it reaches, such as ``conv3x3_stride1``.
+        bytes_read: bytes that it reads, counted once per pass over them.
+        bytes_written: bytes that it writes.
+        flop: floating-point operations of the direct algorithm, 2 per multiply-add; 0 for what is bound by memory.
+        scratch: bytes of scratch memory if a convolution runs by Winograd's algorithm.
+    """
+
+    kind: str
+    bytes_read: int = 0
+    bytes_written: int = 0
+    flop: int = 0
+    scratch: int = 0
 
 
 class Part(NamedTuple):
@@ -40,41 +58,35 @@ class Kernel(NamedTuple):
 
     Attributes:
         op: name of the operation.
-        kernel_class: ``conv3x3_stride1``, ``spatial_conv``, ``other_conv_matmul`` or ``memory_bound``, the names of a
-            profile's efficiencies.
-        arithmetic: ``convolution``, ``matmul`` or ``elementwise``; on some devices they run on different units.
         dtype: of its result, such as ``float32``.
         launches: kernels that the host launches for it.
-        flop: floating-point operations of the direct algorithm, 2 per multiply-add; 0 for what is bound by memory.
-        bytes_read: bytes that it reads, counted once per pass over them.
-        bytes_written: bytes that it writes.
-        workspace: bytes of scratch memory if a convolution runs by Winograd's algorithm.
-        parts: what it really runs on GPUs whose profile has constants for that; None: one kernel that moves its bytes.
+        roofline: what it is to devices whose profile has no constants.
+        parts: what it really runs on GPUs whose profile has some; None: there are none for it, the roofline counts.
         own_ns: its time, if that was measured; None: the profile says it.
     """
 
     op: str
-    kernel_class: str
-    arithmetic: str
     dtype: str
     launches: int
-    flop: int
-    bytes_read: int
-    bytes_written: int
-    workspace: int = 0
+    whole: Whole
     parts: tuple[Part, ...] | None = None
     own_ns: int | None = None
 
     @classmethod
     def measured(cls, own_ns: int) -> Kernel:
         """All kernels of a pass, whose time was measured: it holds what the host adds, and no launch costs any more."""
-        return cls("measured", "memory_bound", "elementwise", "float32", 0, 0, 0, 0, own_ns=own_ns)
+        return cls("measured", "float32", 0, Whole("memory_bound"), own_ns=own_ns)
 
     @classmethod
     def copy(cls, op: str, nbytes: int) -> Kernel:
         """A copy of so many bytes within the device."""
-        parts = (Part("stream", 2 * nbytes),)
-        return cls(op, "memory_bound", "elementwise", "float32", 1, 0, nbytes, nbytes, 0, parts)
+        return cls(op, "float32", 1, Whole("memory_bound", nbytes, nbytes), (Part("stream", 2 * nbytes),))
+
+    def mapped(self, change: Callable[[int], int]) -> Kernel:
+        """The same with its bytes, FLOPs and elements changed, one number after the other."""
+        whole = Whole(self.whole.kind, *map(change, self.whole[1:]))
+        parts = self.parts and tuple(Part(part.kind, *map(change, part[1:])) for part in self.parts)
+        return Kernel(self.op, self.dtype, self.launches, whole, parts)
 
     def of_kind(self, kind: str) -> Kernel:
         """The same with all of its parts of one kind."""

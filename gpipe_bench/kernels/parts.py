@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from gpipe_bench.kernels.attention import AttentionCall
+from gpipe_bench.kernels.call import Call, Convolution, occupied
 from gpipe_bench.kernels.kernel import FOREACH, Part
-
-Pass = Literal["forward", "data", "weight"]
-"""A convolution, or its gradient of the data or of the weight."""
 
 # Functions that take longer to compute than two bytes take to read.
 _HEAVY: Final = frozenset(
@@ -41,68 +38,25 @@ _COLUMNS: Final = 512
 _FILTERS: Final = 4
 
 
-class _Call(NamedTuple):
-    """An operation, the tensors among its arguments, once each, and its results."""
-
-    name: str
-    args: Sequence[Any]
-    operands: Sequence[Tensor]
-    results: Sequence[Tensor]
-
-    @property
-    def moved(self) -> int:
-        return sum(map(occupied, self.operands)) + sum(map(occupied, self.results))
-
-    @property
-    def largest(self) -> Tensor:
-        return max((*self.operands, *self.results), key=Tensor.numel)
-
-    @property
-    def is_backward(self) -> bool:
-        return "backward" in self.name
-
-    def part(self, kind: str) -> Part:
-        """All that it does as one kernel."""
-        return Part(kind, self.moved, self.largest.numel())
-
-
-def parts_of(
-    name: str, args: Sequence[Any], operands: Sequence[Tensor], results: Sequence[Tensor], flop: int
-) -> tuple[Part, ...]:
-    """The parts of an operation that is neither a convolution nor attention.
-
-    Args:
-        name: of the operation.
-        args: what it is called with.
-        operands: the tensors among these, once each.
-        results: the tensors that it gives.
-        flop: floating-point operations, if it is a product.
-    """
-    call = _Call(name, args, operands, results)
-    return (_product(call, flop),) if flop else tuple(_KINDS.get(name, _pointwise)(call))
-
-
-def attention_part(
-    name: str, operands: Sequence[Tensor], results: Sequence[Tensor], flop: int, attention: AttentionCall
-) -> Part:
-    """Attention or its gradients, by what it drops and how many keys there are."""
-    call = _Call(name, (), operands, results)
-    kind = "attention_backward" if call.is_backward else "attention"
-    return Part(kind if attention.drops else f"{kind}_no_dropout", call.moved, flop, attention.keys)
+def parts_of(call: Call) -> tuple[Part, ...] | None:
+    """The parts of an operation; None for a recurrence, for which profiles have no constants."""
+    if call.moments:
+        return None
+    flop = call.flop or 0
+    if call.convolution is not None:
+        result = call.results[0]
+        bias = [Part("strided", 2 * result.nbytes, result.numel())] if call.operands[2:] else []
+        return (*dense_copies(call.convolution.dense), *_convolution(call.convolution, flop), *bias)
+    if call.attention is not None:
+        kind = "attention_backward" if call.is_backward else "attention"
+        return (Part(kind if call.attention.drops else f"{kind}_no_dropout", call.moved, flop, call.attention.keys),)
+    return (_product(call, flop),) if flop else tuple(_KINDS.get(call.name, _pointwise)(call))
 
 
 def is_usual(tensor: Tensor) -> bool:
     """Whether a tensor is contiguous, or has its channels last."""
     last = _LAST.get(tensor.dim())
     return tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last))
-
-
-def occupied(tensor: Tensor) -> int:
-    """Bytes that reading the whole tensor touches: an expanded dimension counts once."""
-    strides = tensor.stride()
-    if 0 not in strides:
-        return tensor.nbytes
-    return prod(size for size, stride in zip(tensor.shape, strides, strict=True) if stride) * tensor.element_size()
 
 
 def dense_copies(tensors: Sequence[Tensor]) -> tuple[Part, ...]:
@@ -113,31 +67,15 @@ def dense_copies(tensors: Sequence[Tensor]) -> tuple[Part, ...]:
     return tuple(Part(kind, 2 * tensor.nbytes, tensor.numel()) for kind, tensor in zip(kinds, strewn, strict=True))
 
 
-def convolution_parts(
-    direction: Pass,
-    planes: tuple[Tensor, Tensor],
-    weight: Tensor,
-    geometry: tuple[Sequence[int], int],
-    flop: int,
-    *,
-    transposed: bool,
-) -> tuple[Part, ...]:
+def _convolution(convolution: Convolution, flop: int) -> tuple[Part, ...]:
     """The parts of a convolution or of one of its gradients, without its bias.
 
     Matrix units take operands with their channels last. Others are transposed before and after, but for filters of one
     point and stride 1, which are matrix products. Filters of one channel each are depthwise: other kernels, which are
     slower still for gradients. A transposed convolution computes what is the gradient of the data of another one.
-
-    Args:
-        direction: the pass.
-        planes: input and output of the convolution, or anything of their shapes.
-        weight: the filters.
-        geometry: strides and groups.
-        flop: of the direct algorithm.
-        transposed: whether it is a transposed convolution.
     """
-    x, y = planes[::-1] if direction == "data" else planes
-    strides, groups = geometry
+    direction, x, y, weight, stride, _, transposed, groups, _ = convolution
+    x, y = (y, x) if direction == "data" else (x, y)
     moved = x.nbytes + y.nbytes + weight.nbytes
     if groups > 1 == weight.shape[1]:
         forward = direction == ("data" if transposed else "forward")
@@ -146,7 +84,7 @@ def convolution_parts(
     incoming, outgoing = (max(1, plane.shape[1] // groups) for plane in (x, y))
     padded = flop // (incoming * outgoing) * _up(incoming, _ALIGNMENT) * _up(outgoing, _TILE)
     pixels = prod(x.shape[2:])
-    point = set(weight.shape[2:]) == set(strides) == {1}
+    point = set(weight.shape[2:]) == set(stride) == {1}
     if point and pixels * x.element_size() % _ALIGNMENT == 0:
         return (Part(kind, moved, padded // pixels * _up(pixels, _TILE)),)
     if is_usual(x) and not x.is_contiguous():
@@ -155,12 +93,7 @@ def convolution_parts(
     return before, Part(kind, moved, padded), Part("transposes", 2 * y.nbytes, y.numel())
 
 
-def bias_parts(result: Tensor, bias: Tensor | None) -> tuple[Part, ...]:
-    """The addition of a bias to the result of a convolution, if there is one."""
-    return () if bias is None else (Part("strided", 2 * result.nbytes, result.numel()),)
-
-
-def _product(call: _Call, flop: int) -> Part:
+def _product(call: Call, flop: int) -> Part:
     result = call.results[0]
     if result.dim() > 2:
         # Whole tiles are computed, which matters where there are many small products.
@@ -171,7 +104,7 @@ def _product(call: _Call, flop: int) -> Part:
     return Part("product" if aligned else "product_unaligned", call.moved, flop)
 
 
-def _batch_norm(call: _Call) -> list[Part]:
+def _batch_norm(call: Call) -> list[Part]:
     """By cuDNN, which takes dense operands, or by PyTorch without weights and in bfloat16."""
     x = call.args[1 if call.is_backward else 0]
     own = call.args[2 if call.is_backward else 1] is None or x.dtype is torch.bfloat16
@@ -180,11 +113,11 @@ def _batch_norm(call: _Call) -> list[Part]:
     return [*copies, Part(kind, (5 if call.is_backward else 3) * occupied(x), x.numel(), x.shape[1])]
 
 
-def _layer_norm(call: _Call) -> list[Part]:
-    return [*dense_copies(call.operands), call.part("layer_norm_backward" if call.is_backward else "layer_norm")]
+def _layer_norm(call: Call) -> list[Part]:
+    return [*dense_copies(call.operands), _whole(call, "layer_norm_backward" if call.is_backward else "layer_norm")]
 
 
-def _softmax(call: _Call) -> list[Part]:
+def _softmax(call: Call) -> list[Part]:
     """That of attention multiplies first in its backward pass; rows that are long are read again."""
     size = occupied(call.largest)
     first = [Part("stream", 3 * size)] if call.name == "_softmax_backward_data" else []
@@ -192,7 +125,7 @@ def _softmax(call: _Call) -> list[Part]:
     return [*dense_copies(call.operands), *first, Part("heavy", call.moved + again, call.largest.numel())]
 
 
-def _pool(call: _Call) -> list[Part]:
+def _pool(call: Call) -> list[Part]:
     average, result = call.name.startswith("avg"), call.results[0]
     kind = f"{'avg' if average else 'max'}_pool{'_backward' if call.is_backward else ''}"
     windows = 1
@@ -204,35 +137,35 @@ def _pool(call: _Call) -> list[Part]:
     return [*dense_copies(call.operands), *fill, Part(kind, call.moved, result.numel() * windows)]
 
 
-def _upsample(call: _Call) -> list[Part]:
-    return [*dense_copies(call.operands), call.part("strided")]
+def _upsample(call: Call) -> list[Part]:
+    return [*dense_copies(call.operands), _whole(call, "strided")]
 
 
-def _partly(call: _Call) -> list[Part]:
+def _partly(call: Call) -> list[Part]:
     """Fill the result, then write a part of it."""
     small = min(call.operands[0], call.results[0], key=Tensor.numel)
     return [Part("stream", occupied(call.results[0])), Part("strided", 2 * occupied(small), small.numel())]
 
 
-def _loss(call: _Call) -> list[Part]:
+def _loss(call: Call) -> list[Part]:
     """One number of each row is read; the gradient is filled with zeros, but for these."""
     targets = call.args[2 if call.is_backward else 1]
     return [Part("stream", occupied(call.results[0]) + occupied(targets))]
 
 
-def _sum(call: _Call) -> list[Part]:
+def _sum(call: Call) -> list[Part]:
     x, axes = call.args[0], call.args[1] if len(call.args) > 1 else None
     if not axes or x.dim() - 1 in {axis % x.dim() for axis in axes}:
-        return [call.part("stream")]
+        return [_whole(call, "stream")]
     columns = x.shape[-1]
     return [Part("column_sum", call.moved, x.numel() * max(columns, _COLUMNS) // columns)]
 
 
-def _together(call: _Call) -> list[Part]:
-    return [call.part("stream" if all(map(is_usual, call.operands)) else "strided")]
+def _together(call: Call) -> list[Part]:
+    return [_whole(call, "stream" if all(map(is_usual, call.operands)) else "strided")]
 
 
-def _pointwise(call: _Call) -> list[Part]:
+def _pointwise(call: Call) -> list[Part]:
     """An elementwise operation by how it goes through its tensors; all others by their bytes."""
     if not call.results or call.name.startswith(FOREACH):
         return [Part("stream", call.moved)]
@@ -242,10 +175,10 @@ def _pointwise(call: _Call) -> list[Part]:
         kind = _access(shape, [tensor.expand(shape).stride() for tensor in tensors])
     except RuntimeError:
         kind = "stream"
-    return [call.part("heavy" if kind == "stream" and call.name in _HEAVY else kind)]
+    return [_whole(call, "heavy" if kind == "stream" and call.name in _HEAVY else kind)]
 
 
-_KINDS: Final[Mapping[str, Callable[[_Call], list[Part]]]] = {
+_KINDS: Final[Mapping[str, Callable[[Call], list[Part]]]] = {
     name: kind
     for kind, names in (
         (_batch_norm, "native_batch_norm _native_batch_norm_legit _batch_norm_with_update native_batch_norm_backward"),
@@ -279,6 +212,11 @@ def _access(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> str:
     if len(merged) < 2:
         return "stream"
     return "transposed" if any(step > 1 for step in merged[0][0]) else "strided"
+
+
+def _whole(call: Call, kind: str) -> Part:
+    """All that it does as one kernel."""
+    return Part(kind, call.moved, call.largest.numel())
 
 
 def _up(number: int, multiple: int) -> int:

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpipe_bench.kernels.fused_kernels import define
-from gpipe_bench.kernels.kernel import Kernel
 
 _aten: Final = torch.ops.aten
 
@@ -91,17 +90,3 @@ class _Recurrence(torch.autograd.Function):
         flat = inner.reshape(-1, inner.shape[-1])
         of_weight = flat.t() @ output.reshape(-1, output.shape[-1])
         return inner, of_weight, flat.sum(0) if ctx.biased else None, None
-
-
-def recurrent_kernel(func: Any, args: Sequence[Any], result: Tensor) -> Kernel | None:
-    """The kernel of a recurrence; None for any other operation."""
-    name = func.overloadpacket.__name__
-    if not name.startswith("recurrence") or func.namespace != "gpipe_bench":
-        return None
-    *operands, weight, moments = args
-    # At each moment a product and what follows it; the weights do not stay in a cache.
-    read = sum(tensor.nbytes for tensor in operands) + moments * weight.nbytes
-    rows = result.numel() // result.shape[-1]
-    flop = 2 * rows * weight.shape[0] * weight.shape[1]
-    dtype = str(result.dtype).removeprefix("torch.")
-    return Kernel(name, "other_conv_matmul", "matmul", dtype, 2 * moments, flop, read, result.nbytes)

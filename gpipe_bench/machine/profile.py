@@ -76,9 +76,10 @@ class Topology(_Section):
 
 
 class Efficiency(_Section):
-    """Achieved share of the peak per kernel class.
+    """The share of its peak that each class of kernels reaches: see :mod:`gpipe_bench.kernels.roofline`.
 
-    Above 1 are only convolutions whose algorithm may need fewer FLOPs than the direct one, which are counted.
+    Where the profile has constants, these shares are those of recurrences and of copies within a device alone. Above 1
+    are only convolutions whose algorithm may need fewer FLOPs than the direct one, which are counted.
     """
 
     conv3x3_stride1: float = Field(gt=0, le=FAST_SHARE, description="of the peak, in FLOPs of the direct algorithm")
@@ -94,13 +95,6 @@ class Efficiency(_Section):
     )
     memory_bound: float = Field(gt=0, le=DIRECT_SHARE, description="of the memory bandwidth")
     origin: Literal["fitted", "measured", "assumed"] = Field(description="where the numbers come from")
-
-    def of_peak(self, kernel_class: str, arithmetic: str) -> float:
-        """The share of the peak that a computing kernel reaches."""
-        if kernel_class == "conv3x3_stride1":
-            return self.conv3x3_stride1
-        own = self.spatial_conv if kernel_class == "spatial_conv" else None
-        return (self.matmul if arithmetic == "matmul" else own) or self.other_conv_matmul
 
 
 class Profile(_Section):
@@ -233,14 +227,6 @@ class Profile(_Section):
     def uses_winograd(self, dtype: str) -> bool:
         """Whether 3x3 convolutions of stride 1 run by Winograd's algorithm: on matrix units they are direct ones."""
         return self.winograd and _units("convolution", dtype) not in self.matrix_tflops
-
-    def flop_per_s(self, kernel_class: str, arithmetic: str, dtype: str) -> float:
-        """Rate that a computing kernel reaches, in FLOPs of the direct algorithm."""
-        peak = self.peak_flop_per_s(arithmetic, dtype)
-        if kernel_class != "conv3x3_stride1" or self.winograd == self.uses_winograd(dtype):
-            return self.efficiency.of_peak(kernel_class, arithmetic) * peak
-        # Its share says how fast Winograd's algorithm is; these units compute it as they do other wide filters.
-        return min(self.efficiency.of_peak("spatial_conv", arithmetic), DIRECT_SHARE) * peak
 
     def peak_flop_per_s(self, arithmetic: str, dtype: str) -> float:
         """Peak rate of a convolution or matrix product.

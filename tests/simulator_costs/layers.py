@@ -33,7 +33,7 @@ def suite_tracer(name: str, **arguments: object) -> Tracer:
 
 
 def flop(traced: Trace, direction: str) -> int:
-    return sum(kernel.flop for layer in traced.layers for kernel in layer.kernels(direction))
+    return sum(kernel.whole.flop for layer in traced.layers for kernel in layer.kernels(direction))
 
 
 def ops(traced: Trace, direction: str) -> list[str]:

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from gpipe_bench.kernels.kernel import Kernel, Part
+from gpipe_bench.kernels.kernel import Kernel, Part, Whole
 from gpipe_bench.machine.constants import CONSTANTS, Constant, constant_problems
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.measure.cases import CASES, Bench, peak_cases
@@ -74,7 +74,7 @@ def test_the_spread_is_that_of_the_repeats(programs):
 
 
 def test_a_constant_that_bytes_hide_stays_assumed():
-    hidden = Kernel("op", "memory_bound", "elementwise", "float32", 1, 0, 0, 0, 0, (Part("heavy", 10**9, 10**6),))
+    hidden = Kernel("op", "float32", 1, Whole("memory_bound"), (Part("heavy", 10**9, 10**6),))
     program = TimedProgram("hidden", Counter([hidden]), [1.0])
     quick = TimedProgram("hidden", program.kernels, [program.law_s(H100) * 0.5])
     found = fitted_constants([quick], ["heavy"], H100)
@@ -83,8 +83,8 @@ def test_a_constant_that_bytes_hide_stays_assumed():
 
 def test_a_constant_that_bytes_hide_in_one_repeat_stays_assumed():
     part = Part("heavy", 10**9, 10**9)
-    kernel = Kernel("op", "memory_bound", "elementwise", "float32", 1, 0, 0, 0, 0, (part,))
-    bytes_alone = Kernel("op", "memory_bound", "elementwise", "float32", 1, 0, 0, 0, 0, (part._replace(units=0),))
+    kernel = Kernel("op", "float32", 1, Whole("memory_bound"), (part,))
+    bytes_alone = kernel._replace(parts=(part._replace(units=0),))
     slow = TimedProgram("slow", Counter([kernel]), ()).law_s(H100)
     fast = 0.8 * TimedProgram("fast", Counter([bytes_alone]), ()).law_s(H100)
     steady, torn = (TimedProgram("op", Counter([kernel]), [slow, slow, last]) for last in (slow, fast))

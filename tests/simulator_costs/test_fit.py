@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.kernels.kernel import Kernel
+from gpipe_bench.kernels.kernel import Kernel, Whole
 from gpipe_bench.machine.profile import load_profile, parse_profile
 from gpipe_bench.simulator.published.settings import published_settings, published_value
 from studies.simulator import fit
@@ -48,9 +48,8 @@ def test_the_spread_holds_the_fit(calibration):
 
 
 KERNELS = [
-    Kernel("a", "conv3x3_stride1", "convolution", "float32", 1, 10**12, 0, 0),
-    Kernel("b", "spatial_conv", "convolution", "float32", 1, 10**12, 0, 0),
-    Kernel("c", "other_conv_matmul", "matmul", "float32", 1, 10**12, 0, 0),
+    Kernel(name, "float32", 1, Whole(kind, flop=10**12))
+    for name, kind in (("a", "conv3x3_stride1"), ("b", "spatial_conv"), ("c", "matmul"))
 ]
 SHARES = {"conv3x3_stride1": 1.5, "spatial_conv": 0.2, "other_conv_matmul": 0.3}
 

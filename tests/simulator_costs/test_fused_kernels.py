@@ -93,8 +93,8 @@ def test_an_rms_norm_is_one_kernel_each_way_and_keeps_a_number_per_row(dtype, st
     backward, accumulation = traced.kernels("backward")
     assert (forward.op, backward.op, accumulation.op) == ("_fused_rms_norm", "_fused_rms_norm_backward", "add_")
     whole, rows, weight = ROWS * LENGTH * WIDTH * dtype.itemsize, ROWS * LENGTH * statistic, WIDTH * dtype.itemsize
-    assert (forward.bytes_read, forward.bytes_written) == (whole + weight, whole + rows)
-    assert (backward.bytes_read, backward.bytes_written) == (2 * whole + rows + weight, whole + weight)
+    assert (forward.whole.bytes_read, forward.whole.bytes_written) == (whole + weight, whole + rows)
+    assert (backward.whole.bytes_read, backward.whole.bytes_written) == (2 * whole + rows + weight, whole + weight)
     # The output is the layer's; the input is not an allocation of its own.
     assert kept_bytes(traced) == rows
 
@@ -105,7 +105,7 @@ def test_an_rms_norm_without_a_weight_has_no_gradient_of_one(function):
     traced = trace(lambda x: function(x, (LENGTH, WIDTH)), ROWS, LENGTH, WIDTH)
     (backward,) = traced.kernels("backward")
     whole = ROWS * LENGTH * WIDTH * 4
-    assert (backward.bytes_read, backward.bytes_written) == (2 * whole + ROWS * 4, whole)
+    assert (backward.whole.bytes_read, backward.whole.bytes_written) == (2 * whole + ROWS * 4, whole)
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
@@ -125,7 +125,7 @@ def test_mish_goes_back_in_one_kernel_and_keeps_its_input():
     assert ops(traced, "forward") == ["mish"]
     (backward,) = traced.kernels("backward")
     assert backward.op == "mish_backward"
-    assert (backward.bytes_read, backward.bytes_written) == (2 * whole, whole)
+    assert (backward.whole.bytes_read, backward.whole.bytes_written) == (2 * whole, whole)
 
 
 def test_mish_in_place_keeps_a_copy_only_for_a_backward_pass():

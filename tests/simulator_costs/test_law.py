@@ -8,12 +8,12 @@ import pytest
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.kernels.cost import duration_ns
-from gpipe_bench.kernels.kernel import ACCUMULATE, Kernel, Part
+from gpipe_bench.kernels.kernel import ACCUMULATE, Kernel, Part, Whole
 from gpipe_bench.kernels.law import part_ns
 from gpipe_bench.machine.constants import CONSTANTS, Unit
 from gpipe_bench.machine.hardware import HardwareMachine
 from gpipe_bench.machine.profile import load_profile, parse_profile, profile_names
-from gpipe_bench.simulator.workloads.cost import total
+from gpipe_bench.simulator.workloads.blocks import total
 
 H200 = load_profile("h200")
 PLAIN = H200.model_copy(update={"kernels": None})
@@ -22,7 +22,7 @@ MIB = 2**20
 
 
 def kernel(*found: Part, dtype: str = "float32") -> Kernel:
-    return Kernel("op", "memory_bound", "elementwise", dtype, 1, 0, MIB, MIB, 0, found)
+    return Kernel("op", dtype, 1, Whole("memory_bound", MIB, MIB), found)
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,14 @@ def only(traced, direction):
 def test_3x3_convolution():
     kernel = only(trace(nn.Sequential(nn.Conv2d(C, C, 3, padding=1, bias=False)), N, C, S, S), "forward")
     weight = C * C * 9 * F32
-    assert (kernel.op, kernel.kernel_class, kernel.launches) == ("convolution", "conv3x3_stride1", 1)
-    assert kernel.flop == 2 * N * S * S * C * C * 9
-    assert (kernel.bytes_read, kernel.bytes_written) == (PLANE + weight, PLANE)
-    assert kernel.workspace == 2.25 * 2 * PLANE + 4 * weight
+    assert (kernel.op, kernel.whole.kind, kernel.launches) == ("convolution", "conv3x3_stride1", 1)
+    assert kernel.whole.flop == 2 * N * S * S * C * C * 9
+    assert (kernel.whole.bytes_read, kernel.whole.bytes_written) == (PLANE + weight, PLANE)
+    assert kernel.whole.scratch == 2.25 * 2 * PLANE + 4 * weight
 
 
 @pytest.mark.parametrize(
-    ("convolution", "kernel_class"),
+    ("convolution", "kind"),
     [
         (nn.Conv2d(C, C, 1), "other_conv_matmul"),
         (nn.Conv2d(C, C, 1, stride=2), "other_conv_matmul"),
@@ -38,9 +38,9 @@ def test_3x3_convolution():
         (nn.Conv2d(C, C, 3, groups=2), "spatial_conv"),
     ],
 )
-def test_other_convolutions_have_no_winograd(convolution, kernel_class):
+def test_other_convolutions_have_no_winograd(convolution, kind):
     kernel = only(trace(nn.Sequential(convolution), N, C, S, S), "forward")
-    assert (kernel.kernel_class, kernel.workspace) == (kernel_class, 0)
+    assert (kernel.whole.kind, kernel.whole.scratch) == (kind, 0)
 
 
 def test_first_layer_computes_no_gradient_of_data():
@@ -82,18 +82,22 @@ def test_batch_norm_reads_its_input_twice():
     forward = list(trace(nn.Sequential(nn.BatchNorm2d(C)), N, C, S, S).layers[0].kernels("forward"))
     norm = next(kernel for kernel in forward if kernel.op == "native_batch_norm")
     assert norm.launches == 2
-    assert norm.bytes_read == 2 * (PLANE + 4 * C * F32)
-    assert norm.bytes_written == PLANE + 2 * C * F32
+    assert norm.whole.bytes_read == 2 * (PLANE + 4 * C * F32)
+    assert norm.whole.bytes_written == PLANE + 2 * C * F32
 
 
 def test_dropout_is_one_kernel_with_a_mask_of_bytes():
     kernel = only(trace(nn.Sequential(nn.Dropout(0.1)), N, C, S, S), "forward")
-    assert (kernel.op, kernel.bytes_read, kernel.bytes_written) == ("native_dropout", PLANE, PLANE + PLANE // F32)
+    assert (kernel.op, kernel.whole.bytes_read, kernel.whole.bytes_written) == (
+        "native_dropout",
+        PLANE,
+        PLANE + PLANE // F32,
+    )
 
 
 def test_an_embedding_reads_rows_not_the_table():
     kernel = only(trace(nn.Sequential(nn.Embedding(10**6, C)), N, 5, dtype=torch.int64), "forward")
-    assert kernel.bytes_read == N * 5 * (C * F32 + 8)
+    assert kernel.whole.bytes_read == N * 5 * (C * F32 + 8)
 
 
 def test_an_encoder_layer_is_products_one_kernel_of_attention_and_norms():
@@ -121,7 +125,7 @@ def test_views_launch_nothing():
     ("pool", "windows"), [(nn.AvgPool2d(3, 1, 1), 3), (nn.AvgPool2d(2), 1), (nn.AvgPool2d(3, 2), 2)]
 )
 def test_windows_that_overlap_read_their_rows_again(pool, windows):
-    assert only(trace(nn.Sequential(pool), N, C, S, S), "forward").bytes_read == windows * PLANE
+    assert only(trace(nn.Sequential(pool), N, C, S, S), "forward").whole.bytes_read == windows * PLANE
 
 
 @pytest.mark.parametrize("groups", [1, 2, C])
@@ -129,5 +133,5 @@ def test_each_gradient_of_a_convolution_takes_as_many_products_as_the_convolutio
     """So a convolution in groups is cheaper by as much in both directions."""
     layers = nn.Sequential(nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 3, padding=1, groups=groups))
     traced = trace(layers, 2, C, 8, 8)
-    kernels = [kernel for kernel in traced.layers[1].kernels("backward") if kernel.flop]
-    assert [kernel.flop for kernel in kernels] == [2 * 2 * 8 * 8 * C * C // groups * 9] * 2
+    kernels = [kernel for kernel in traced.layers[1].kernels("backward") if kernel.whole.flop]
+    assert [kernel.whole.flop for kernel in kernels] == [2 * 2 * 8 * 8 * C * C // groups * 9] * 2

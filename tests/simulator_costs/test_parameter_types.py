@@ -68,7 +68,9 @@ def test_state_is_what_pytorch_keeps(cache, optimizer, dtype):
 def test_an_update_moves_and_holds_bytes_in_proportion_to_the_type(cache, optimizer, dtype):
     traces = trace_optimizer(optimizer, ["float32", dtype], cache)
     own, single = traces[dtype], traces["float32"]
-    moved = [sum(kernel.bytes_read + kernel.bytes_written for kernel in trace.kernels) for trace in (own, single)]
+    moved = [
+        sum(kernel.whole.bytes_read + kernel.whole.bytes_written for kernel in trace.kernels) for trace in (own, single)
+    ]
     assert moved[0] * 4 == moved[1] * WIDTHS[dtype]
     assert own.temporary_per_element * 4 == single.temporary_per_element * WIDTHS[dtype]
 

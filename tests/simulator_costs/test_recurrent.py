@@ -41,7 +41,7 @@ def test_as_many_operations_for_any_length_and_as_many_launches_as_moments():
     weight = 4 * H * H * F32
     gates, output = B * 10 * T * 4 * H * F32, B * 10 * T * H * F32
     assert kernel.launches == 2 * 10 * T
-    assert (kernel.bytes_read, kernel.bytes_written) == (gates + 10 * T * weight, output)
+    assert (kernel.whole.bytes_read, kernel.whole.bytes_written) == (gates + 10 * T * weight, output)
 
 
 @pytest.mark.parametrize("kind", [LSTM, GRU, RNN])

@@ -50,7 +50,7 @@ def test_parameter_gradients_are_added_and_freed():
     gradient = next(step for step in layer.backward if isinstance(step, Alloc))
     add = [step for step in layer.backward if isinstance(step, Kernel)][-1]
     assert gradient.bytes == C * C * F32
-    assert (add.op, add.bytes_read, add.bytes_written) == ("add_", 2 * gradient.bytes, gradient.bytes)
+    assert (add.op, add.whole.bytes_read, add.whole.bytes_written) == ("add_", 2 * gradient.bytes, gradient.bytes)
     assert gradient.block in frees(layer.backward)
 
 
@@ -103,7 +103,7 @@ def test_what_is_not_linear_has_no_line():
 
     source = module_source(nn.Sequential(nn.Linear(C, C), Pairs()).to("meta"), torch.empty(1, C))
     direct = trace(nn.Sequential(nn.Linear(C, C), Pairs()), 12, C)
-    assert sum(kernel.flop for layer in source.layers(12) for kernel in layer.kernels("forward")) == flop(
+    assert sum(kernel.whole.flop for layer in source.layers(12) for kernel in layer.kernels("forward")) == flop(
         direct, "forward"
     )
     assert fit_line([trace(nn.Sequential(Pairs()), size, C).layers[0] for size in PROBES]) is None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpipe_bench.kernels.kernel import Alloc, Kernel, LayerTrace, Part, Port, Step
+from gpipe_bench.kernels.kernel import Alloc, Kernel, LayerTrace, Port, Step
 
 PROBES: Final = (4, 6, 4098)
 """Batch sizes that are traced; even ones, since some layers halve the batch, and one that is larger than the parts into
@@ -65,9 +65,7 @@ def _mapped(trace: LayerTrace, change: Callable[[int], int]) -> LayerTrace:
 
     def changed(old: Step) -> Step:
         if isinstance(old, Kernel):
-            parts = old.parts and tuple(Part(part.kind, *map(change, part[1:])) for part in old.parts)
-            flop, read, written, workspace = map(change, old[5:9])
-            return Kernel(*old[:5], flop, read, written, workspace, parts)
+            return old.mapped(change)
         return replace(old, bytes=change(old.bytes)) if isinstance(old, Alloc) else old
 
     return replace(

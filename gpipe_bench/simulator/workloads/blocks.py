@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpipe_bench.kernels.cost import scratch_bytes
+from gpipe_bench.kernels.cost import duration_ns, scratch_bytes
 from gpipe_bench.kernels.kernel import NO_BLOCK, Alloc, Free, Kernel, LayerTrace, SplitTrace, Step
 from gpipe_bench.machine.profile import Profile
-from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp, in_turn
 
 
@@ -113,3 +112,18 @@ class Costs:
     ) -> Kernels:
         """One pass of layers in this order, after ``more``."""
         return in_turn((more, *(self.of(layer, direction) for layer in layers)))
+
+
+def total(kernels: Iterable[Kernel], profile: Profile) -> Kernels:
+    """What kernels cost that run one after the other."""
+    duration = launches = adding_ns = adding_launches = 0
+    ends: list[int] = []
+    for kernel in kernels:
+        own = duration_ns(kernel, profile)
+        ends += (duration + own * (k + 1) // kernel.launches for k in range(kernel.launches))
+        duration += own
+        launches += kernel.launches
+        if kernel.adds:
+            adding_ns += own
+            adding_launches += kernel.launches
+    return Kernels(duration, launches, adding_ns, adding_launches, ends_ns=tuple(ends))

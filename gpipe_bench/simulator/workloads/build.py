@@ -14,9 +14,8 @@ from gpipe_bench.kernels.cost import workspace_bytes
 from gpipe_bench.kernels.kernel import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.machine.profile import Profile
 from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers, is_layers_file, read_layers
-from gpipe_bench.simulator.workloads.blocks import Costs
+from gpipe_bench.simulator.workloads.blocks import Costs, total
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
-from gpipe_bench.simulator.workloads.cost import total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
 from gpipe_bench.simulator.workloads.measured import MeasuredSource
 from gpipe_bench.simulator.workloads.optimizers import (

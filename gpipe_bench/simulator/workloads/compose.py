@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpipe_bench.kernels.kernel import NO_BLOCK, Kernel, LayerFacts, LayerTrace
-from gpipe_bench.simulator.workloads.blocks import Blocks, Costs
-from gpipe_bench.simulator.workloads.cost import total
+from gpipe_bench.simulator.workloads.blocks import Blocks, Costs, total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
 from gpipe_bench.simulator.workloads.split import SplitLayers, split_work
 from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork

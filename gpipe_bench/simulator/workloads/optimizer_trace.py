@@ -36,11 +36,12 @@ def trace_step(name: str, dtype: str, *, master: bool = False, published: bool =
         _step(optimizer, parameter, own, published=published)
     steps = recorder.take()
     # Others count steps, on the host.
-    kernels = tuple(step for step in steps if isinstance(step, Kernel) and step.bytes_written >= parameter.nbytes)
+    kernels = (step for step in steps if isinstance(step, Kernel))
+    updates = tuple(kernel for kernel in kernels if sum(part.bytes for part in kernel.parts or ()) >= parameter.nbytes)
     tensors = [value for value in optimizer.state[own].values() if isinstance(value, Tensor)]
     state = tuple(tensor.nbytes // PROBE for tensor in tensors if tensor.shape == own.shape)
     masters = own.element_size() if master else 0
-    return OptimizerTrace(kernels, state, _peak_bytes(steps) // PROBE, masters, together=not published)
+    return OptimizerTrace(updates, state, _peak_bytes(steps) // PROBE, masters, together=not published)
 
 
 def _parameter(dtype: torch.dtype) -> nn.Parameter:

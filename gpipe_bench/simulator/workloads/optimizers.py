@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -45,14 +45,16 @@ class OptimizerTrace:
         """The kernels for parameters of so many elements."""
         for kernel in self.kernels:
             for elements in (sum(sizes),) if kernel.op.startswith(FOREACH) else sizes:
-                read, written = (elements * value // PROBE for value in (kernel.bytes_read, kernel.bytes_written))
-                parts = tuple(part._replace(bytes=elements * part.bytes // PROBE) for part in kernel.parts or ())
-                yield kernel._replace(bytes_read=read, bytes_written=written, parts=parts)
+                yield kernel.mapped(partial(_scaled, elements))
 
     def temporary(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Bytes of each tensor that a step of such parameters holds while it lasts."""
         held = sizes if self.together else (max(sizes),)
         return tuple(elements * self.temporary_per_element for elements in held if self.temporary_per_element)
+
+
+def _scaled(elements: int, number: int) -> int:
+    return elements * number // PROBE
 
 
 def trace_optimizer(
