@@ -1,7 +1,7 @@
-"""Which kernels an aten operation launches: floating-point operations, bytes, scratch memory.
+"""Which kernels an aten operation launches, by what it reads, writes and computes.
 
 FLOPs come from PyTorch's own formulas (``torch.utils.flop_counter``), bytes from the operands: each is read once and
-each result written once, unless a table below knows better. Views and allocations launch nothing.
+each result written once, unless a table knows better. Views and allocations launch nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The law of devices whose profile has no constants, as that of the P40, the P100 and the V100: one kernel each time.
+"""The law of profiles without constants (P40, P100, V100): an operation is one kernel, with the time of a roofline.
 
     computing kernels     max(FLOPs / (efficiency x peak), bytes / (efficiency of memory x bandwidth))
     memory-bound kernels  bytes / (efficiency of memory x bandwidth)

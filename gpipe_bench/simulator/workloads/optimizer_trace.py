@@ -37,7 +37,7 @@ def trace_step(name: str, dtype: str, *, master: bool = False, published: bool =
     steps = recorder.take()
     # Others count steps, on the host.
     kernels = (step for step in steps if isinstance(step, Kernel))
-    updates = tuple(kernel for kernel in kernels if sum(part.bytes for part in kernel.parts or ()) >= parameter.nbytes)
+    updates = tuple(kernel for kernel in kernels if kernel.whole.bytes_written >= parameter.nbytes)
     tensors = [value for value in optimizer.state[own].values() if isinstance(value, Tensor)]
     state = tuple(tensor.nbytes // PROBE for tensor in tensors if tensor.shape == own.shape)
     masters = own.element_size() if master else 0
