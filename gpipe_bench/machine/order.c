@@ -56,6 +56,11 @@ static void list_versions(HostOrder *order, const ReplayInput *input) {
 
 int64_t order_version(const HostOrder *order, int64_t version) {
     int64_t low = 0, high = order->version_count;
+    /* Most traces have all versions from their first one on. */
+    int64_t place = high ? version - order->versions[0].version : -1;
+    if (place >= 0 && place < high && order->versions[place].version == version) {
+        return place;
+    }
     while (low < high) {
         int64_t middle = (low + high) / 2;
         if (order->versions[middle].version < version) {

@@ -15,8 +15,11 @@ from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import Settings
 from gpipe_bench.simulator.steps.writer import CALLER, TraceWriter
 from gpipe_bench.simulator.workloads.workload import Workload
+from gpipe_bench.util.collection import no_collection
 
 
+# Nodes and tasks live until all rows are written, and the collector would go through them again and again.
+@no_collection()
 def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple[TraceWriter, Places]:
     """The rows of a training step, which a ``mark`` ends, and where partitions are in it.
 

@@ -24,6 +24,8 @@ CALLER: Final = 0
 NOWHERE: Final = (HOST, 0)
 """Where no stream is: the host."""
 
+_KIND: Final = {kind: number for number, kind in enumerate(KINDS)}
+_NO_FIELDS: Final = dict.fromkeys(ROW_TYPE.names or (), 0)
 _OWN: Final = ("thread", "version", "pass", "task", "bytes")
 """Fields that each row has of its own."""
 
@@ -84,12 +86,11 @@ class TraceWriter:
         self, kind: str, stream: Stream, peer: Stream = NOWHERE, *, name: str = "", duration_ns: int = -1, **more: int
     ) -> int:
         fields = {
-            **more, "kind": KINDS.index(kind), "name": self._names.setdefault(name, len(self._names)),
+            **_NO_FIELDS, **more, "kind": _KIND[kind], "name": self._names.setdefault(name, len(self._names)),
             "device": stream[0], "stream": stream[1], "peer": peer[0], "peer_stream": peer[1],
             "duration_ns": duration_ns,
         }  # fmt: skip
-        pattern = tuple(fields.get(field, 0) for field in ROW_TYPE.names or ())
-        return self._patterns.setdefault(pattern, len(self._patterns))
+        return self._patterns.setdefault((*fields.values(),), len(self._patterns))
 
     def _plain(self, kind: str, stream: Stream = NOWHERE, peer: Stream = NOWHERE, duration_ns: int = -1) -> int:
         """A pattern: rows of a kind that has no name."""
@@ -163,25 +164,22 @@ class TraceWriter:
 
     def trace(self, steps: int) -> Trace:
         """All rows, and the same again for each further step: with versions, nodes, gradients and tasks of its own."""
-        own = np.frombuffer(self._rows, np.int64).reshape(-1, len(_OWN) + 2).T
+        pattern, *own, touched = np.frombuffer(self._rows, np.int64).reshape(-1, len(_OWN) + 2).T.copy()
         patterns, blocks = np.array([*self._patterns], ROW_TYPE), np.array(self._blocks)
-        counts = {
-            "version": self._versions, "pass": self._versions, "gradients": self._gradients, "task": len(self.tasks),
-        }  # fmt: skip
-        rows = np.empty((steps, own.shape[1]), ROW_TYPE)
+        ends = np.cumsum(touched) * (touched > 0)
+        counts = {"version": self._versions, "pass": self._versions, "task": len(self.tasks)}
+        rows = np.empty((steps, len(pattern)), ROW_TYPE)
         accesses = np.zeros((steps, len(blocks), 3), np.int64)
-        for step in range(steps):
-            made = rows[step]
-            np.take(patterns, own[0], out=made)
-            for name, column in zip(_OWN, own[1:-1], strict=True):
-                made[name] = column
-            for name, count in counts.items():
-                made[name] += step * count * (made[name] > 0)
-            touched = own[-1] > 0
-            made["end_write"] = step * len(blocks) + np.cumsum(own[-1]) * touched
-            made["first_write"] = made["end_write"] - touched
-            made["first_read"] = made["end_write"] - own[-1]
+        for step, made in enumerate(rows):
+            # "clip" spares a copy; all numbers are in range.
+            np.take(patterns, pattern, out=made, mode="clip")
+            for name, column in zip(_OWN, own, strict=True):
+                made[name] = column + step * counts.get(name, 0) * (column > 0)
+            made["end_write"] = end = step * len(blocks) + ends
+            made["first_write"] = end - (touched > 0)
+            made["first_read"] = end - touched
             accesses[step, :, 0] = blocks + step * self._nodes
+            patterns["gradients"] += self._gradients * (patterns["gradients"] > 0)
         trace = Trace(names=tuple(self._names))
         trace.rows = (Row * rows.size).from_buffer(rows.data)
         trace.accesses.frombytes(accesses.tobytes())
