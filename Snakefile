@@ -7,9 +7,17 @@ from pathlib import Path
 
 from gpipe_bench.bench.spec.cell_files import CELLS_PATH
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
-from gpipe_bench.bench.running.simulation_groups import EMULATED_PATTERN, GROUP_PATTERN, SIMULATED_PATTERN
 from gpipe_bench.bench.storage.sources import source_digest
-from gpipe_bench.bench.experiments.workflow import TABLE_PATTERN, make_plan, named_by
+from gpipe_bench.bench.experiments.plan import (
+    EMULATED_PATTERN,
+    GROUP_PATTERN,
+    SIMULATED_PATTERN,
+    TABLE_PATTERN,
+    advice_models,
+    advice_settings,
+    make_plan,
+    named_by,
+)
 from gpipe_bench.errors import GpipeBenchError
 from gpipe_bench.util.processes import PROCESSES, usable_processes
 from snakemake.utils import min_version
@@ -35,8 +43,8 @@ except GpipeBenchError as error:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(2)
 
-# By key and by name of the file, for rules.
-TIMED, JOBS = PLAN.timed, PLAN.jobs
+# Jobs by the names of their files, which are wildcards of rules.
+TIMED, VIRTUAL = PLAN.named("measured"), PLAN.named("simulated", "emulated")
 
 # The Python that runs Snakemake runs the jobs, whatever stands first in PATH; with `--sdm conda` the environment of a
 # rule comes before it. (A shell.prefix would stand after the activation of that environment, and hide its Python.)
@@ -53,10 +61,9 @@ wildcard_constraints:
     advice="|".join(PLAN.advice),
     cell=CELL_PATTERN,
     evidence="emulated|simulated",
-    experiment="|".join(PLAN.runs),
+    experiment="|".join(PLAN.tables),
     figure="|".join(PLAN.figures),
     group=rf"(?!published-){GROUP_PATTERN}",
-    sweep="|".join([*PLAN.sweeps, "processes"]),
     table=r"[a-z0-9]+(-[a-z0-9]+)*",
     variant=r"[a-z]+(-[a-z]+)*",
 
@@ -75,7 +82,7 @@ module peers:
     snakefile:
         "studies/peers/peers.smk"
     config:
-        {"settings": config.get("peers", {}), "device": PLAN.device, "gpus": PLAN.gpus}
+        {"settings": config.get("peers", {}), "device": PLAN.machine.device, "gpus": PLAN.gpus}
 
 
 use rule * from peers

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpipe_bench.bench.evaluation.summary import print_summary
-from gpipe_bench.bench.experiments.config import SuiteConfig, load_config
+from gpipe_bench.bench.experiments.config import load_config
 from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, session_runs
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.cli.options import check_device, named, number, tell
@@ -26,7 +26,7 @@ def gpu(
     bundle: Annotated[
         bool, typer.Option("--bundle", help="Pack all into bundle.tar.gz, and raw results and timelines only there.")
     ] = False,
-    config: Annotated[list[Path] | None, typer.Option(help="Configuration; its cuda section is measured.")] = None,
+    config: Annotated[list[Path] | None, typer.Option(help="Configuration, whose ablation is measured.")] = None,
 ) -> None:
     """Measure what one GPU is worth in ten minutes: device profile, race of peers, ablation as published.
 
@@ -38,11 +38,9 @@ def gpu(
     if tiny and config:
         tell("config: not used, since --tiny has a workload of its own")
     check_device(device)
-    ablation = (load_config(config) if config else SuiteConfig()).ablation
-    workload = TINY if tiny else ablation.cuda if device == "cuda" else ablation.cpu
     few = "{contenders: [engine-scheduled, torchgpipe]}"
     race = ("--preset", "quick", "--settings", few) if tiny else ("--preset", "short")
-    runs = session_runs(workload, Machine(device, 1))
+    runs = session_runs(TINY if tiny else load_config(config or []).experiment("ablation"), Machine(device, 1))
     raise typer.Exit(run_session(SessionPlan(out, runs, device, budget_s, race, bundle)))
 
 

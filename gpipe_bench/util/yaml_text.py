@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +36,36 @@ def read_yaml_file(path: Path) -> Any:
 
 
 class _DataLoader(yaml.SafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """The section of a node; keys are told apart before a dictionary would merge them."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:str" or not isinstance(key.value, str):
-                text = key.value[:40] if isinstance(key.value, str) else "that is a list or a section"
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {text} must be text; put it in quotes", problem_mark=key.start_mark
-                )
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+    def get_single_node(self) -> Any:
+        """The root of the document, in which keys are text, stand once, and no alias is inside of what it names."""
+        root = super().get_single_node()
+        _check(root, set(), ())
+        return root
+
+
+def _check(node: Any, known: set[int], above: tuple[int, ...]) -> None:
+    if id(node) in above:
+        raise yaml.MarkedYAMLError(problem="an alias stands inside of what it names", problem_mark=node.start_mark)
+    if id(node) in known or not isinstance(node, yaml.CollectionNode):
+        return
+    known.add(id(node))
+    seen: set[str] = set()
+    for entry in node.value:
+        inner = [entry]
+        if isinstance(node, yaml.MappingNode):
+            key, value = entry
+            _check_key(key, seen)
+            inner = [value]
+        for one in inner:
+            _check(one, known, (*above, id(node)))
+
+
+def _check_key(key: Any, seen: set[str]) -> None:
+    """Refuse a key that is no text, or is there already; ``<<`` merges other sections."""
+    tags = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+    if key.tag not in tags or not isinstance(key.value, str):
+        text = key.value[:40] if isinstance(key.value, str) else "that is a list or a section"
+        raise yaml.MarkedYAMLError(problem=f"key {text} must be text; put it in quotes", problem_mark=key.start_mark)
+    if key.value in seen:
+        raise yaml.MarkedYAMLError(problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark)
+    seen.add(key.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpipe_bench.bench.experiments.config import merged_files, parse_config
 from gpipe_bench.bench.spec.cell_files import cells_text
 from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.storage.raw import RawResult, cell_row
@@ -16,6 +17,21 @@ TINY = {
     "warmup": 0,
     "steps": 2,
 }
+
+
+def over_default(changes):
+    """The default configuration as data, with changes merged into it as Snakemake merges files."""
+
+    def merge(old, new):
+        both = isinstance(old, dict) and isinstance(new, dict)
+        return {**old, **{key: merge(old.get(key), value) for key, value in new.items()}} if both else new
+
+    return merge(merged_files([])[0], changes)
+
+
+def configured(**experiments):
+    """The default configuration with changes of its experiments."""
+    return parse_config(over_default({"experiments": experiments}))
 
 
 def cell(**settings):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpipe_bench.bench.experiments.workflow import SuitePlan, make_plan
+from gpipe_bench.bench.experiments.plan import SuitePlan, advice_settings, make_plan
 
 GOLDEN = Path(__file__).with_name("data") / "default_plan.csv"
 MACHINES = ("cpu", "1 GPU", "4 GPUs", "8 GPUs")
@@ -26,17 +26,18 @@ def plan_of(machine: str) -> SuitePlan:
 
 def lists_of(plan: SuitePlan) -> Iterator[tuple[str, list[str]]]:
     """Each list of a plan by its name, in the order of the plan."""
-    for name, runs in plan.runs.items():
-        yield f"{name} measured", [f"{run.job} {run.cell.id} {run.repeat}" for run in runs]
-        yield f"{name} simulated", [cell.id for cell in plan.simulated[name]]
-        yield f"{name} emulated", [cell.id for cell in plan.emulated[name]]
-        yield f"{name} tables", list(plan.tables[name])
-        yield f"{name} raw", plan.raw[name]
-    yield "jobs", [f"{name} {job.names} {job.kept} {job.profile}" for name, job in plan.jobs.items()]
-    yield "timed", [f"{name} {job.only} {job.repeats} {job.accelerators}" for name, job in plan.timed.items()]
+    for name, table in plan.tables.items():
+        yield f"{name} measured", [f"{run.job} {run.cell.id} {run.repeat}" for run in table.runs]
+        yield f"{name} simulated", [cell.id for cell in table.simulated]
+        yield f"{name} emulated", [cell.id for cell in table.emulated]
+        yield f"{name} tables", [*table.published]
+        yield f"{name} raw", table.raw
+    virtual, measured = plan.named("simulated", "emulated").items(), plan.named("measured").items()
+    yield "jobs", [f"{name} {job.only} {job.kept} {job.profile}" for name, job in virtual]
+    yield "timed", [f"{name} {job.only} {job.repeats} {job.accelerators}" for name, job in measured]
     yield "figures", [f"{name} {' '.join(figure.words)}" for name, figure in plan.figures.items()]
     yield "verified", [*plan.verified, *plan.allowed_parts]
-    yield "advice", [f"{name} {request}" for name, request in plan.advice.items()]
+    yield "advice", [f"{name} {request}" for name, request in advice_settings(plan).items()]
 
 
 def golden_lines() -> list[str]:

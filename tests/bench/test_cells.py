@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpipe_bench.bench.experiments.config import SuiteConfig, parse_config
+from gpipe_bench.bench.experiments.config import load_config
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, MeasuredCell
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
-from tests.bench.cells_of import TINY, cell
+from tests.bench.cells_of import TINY, cell, configured
 
 CPU = Machine("cpu", 1)
 OTHER_SETTINGS = {
@@ -112,7 +112,7 @@ def test_defaults_of_the_model_may_be_spelled_out():
 
 
 def test_ids_are_names_of_folders_and_differ():
-    runs = SuiteConfig().runs("ablation", Machine("cuda", 1))
+    runs = load_config().experiment("ablation").runs(Machine("cuda", 1))
     ids = {run.cell.id for run in runs}
     assert len(ids) == 32
     assert all(re.fullmatch(CELL_PATTERN, name) for name in ids)
@@ -162,8 +162,8 @@ def test_a_device_has_two_partitions(schedule, device, devices, places):
 
 @pytest.mark.parametrize(("gpus", "devices", "transfer"), [(1, 1, "host"), (2, 2, "direct"), (8, 2, "direct")])
 def test_a_workload_takes_as_many_devices_as_its_schedule_has(gpus, devices, transfer):
-    config = parse_config({"ablation": {"cuda": {"schedule": "zb_v"}}})
-    cells = [run.cell for run in config.runs("ablation", Machine("cuda", gpus))]
+    experiment = configured(ablation={"gpu": {"schedule": "zb_v"}}).experiment("ablation")
+    cells = [run.cell for run in experiment.runs(Machine("cuda", gpus))]
     assert {(made.devices, made.transfer) for made in cells} == {(devices, transfer)}
 
 
@@ -187,9 +187,9 @@ def test_a_schedule_has_no_fork_and_join_to_switch_off(components, device):
 
 def test_an_ablation_of_a_schedule_repeats_what_stands_in_for_published_variants():
     settings = {"schedule": "1f1b", "repeats": 5, "other_repeats": 2}
-    config = parse_config({"ablation": {"cuda": settings}})
+    experiment = configured(ablation={"gpu": settings}).experiment("ablation")
     repeats = {}
-    for run in config.runs("ablation", Machine("cuda", 4)):
+    for run in experiment.runs(Machine("cuda", 4)):
         repeats.setdefault(run.cell.variant, []).append(run.repeat)
     counts = {variant: len(numbers) for variant, numbers in repeats.items()}
     # What stands in for the baseline is dep-x-x.
@@ -211,51 +211,22 @@ def test_copy_streams_and_nothing_else_are_unsupported_on_a_cpu(components):
     assert cell(variant=components.label, device="cuda").unsupported() == ""
 
 
-def test_published_variants_come_first_and_none_twice():
-    variants = [run.cell.variant for run in SuiteConfig().runs("ablation", Machine("cuda", 4)) if run.repeat == 0]
-    assert tuple(variants[:4]) == PUBLISHED
-    assert len(variants) == len(set(variants)) == 32
-
-
-@pytest.mark.parametrize(
-    ("machine", "devices", "transfer"),
-    [
-        (Machine("cuda", 1), 1, "host"),
-        (Machine("cuda", 2), 2, "host"),
-        (Machine("cuda", 8), 4, "direct"),
-    ],
-)
-def test_partitions_that_share_a_device_exchange_through_the_host(machine, devices, transfer):
-    cells = [run.cell for run in SuiteConfig().runs("ablation", machine)]
-    assert {(made.device, made.devices, made.transfer) for made in cells} == {(machine.device, devices, transfer)}
-
-
-def test_a_chosen_transfer_is_kept():
-    config = parse_config({"ablation": {"cuda": {"transfer": "direct", "variants": "published"}}})
-    assert {run.cell.transfer for run in config.runs("ablation", Machine("cuda", 1))} == {"direct"}
-
-
 def test_experiments_that_ask_for_one_cell_share_its_path():
-    same = {"partitions": 1, "balance": "241", "chunks": 4, "variants": "published"}
-    config = parse_config({"ablation": {"cuda": same}})
-    ablation, sweep = (config.runs(name, Machine("cuda", 1)) for name in ("ablation", "sweep_measured"))
+    same = {"balance": "241", "chunks": 4, "variant": "published"}
+    config = configured(ablation={"gpu": same})
+    ablation, sweep = (config.experiment(name).runs(Machine("cuda", 1)) for name in ("ablation", "sweep_measured"))
     shared = {run.path for run in ablation} & {run.path for run in sweep}
     assert [path.name.partition("-b128-")[0] for path in shared] == ["measured-unet-dep-str-ptl-n1-m4"]
 
 
-def test_cells_that_take_turns_share_a_path_that_changes_with_any_of_them():
-    config = parse_config({"ablation": {"cpu": {"partitions": 2}}})
-    (path,) = {run.path for run in config.runs("ablation", CPU)}
+def test_cells_that_take_turns_share_a_path():
+    (path,) = {run.path for run in load_config().experiment("ablation").runs(CPU)}
     assert re.fullmatch(CELL_PATTERN, path.stem)
-    others = [{"partitions": 3}, {"schedules": ["1f1b"]}, {"seed": 1}, {"steps": 6}, {"variants": "published"}]
-    changed = [parse_config({"ablation": {"cpu": {"partitions": 2, **other}}}) for other in others]
-    assert len({path, *(run.path for one in changed for run in one.runs("ablation", CPU))}) == 1 + len(others)
-    assert not {run.turns for run in config.runs("sweep_measured", CPU)} - {""}
 
 
 def test_an_unknown_experiment_gets_the_nearest_name():
     with pytest.raises(ConfigError, match=r"experiment must be one of ablation, .*, got 'ablatoin'; use 'ablation'"):
-        SuiteConfig().runs("ablatoin", CPU)
+        load_config().experiment("ablatoin")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the ablation measures on a CPU: which cells, cut how, and which rows stand side by side."""
+"""Rows of the ablation on a CPU: ways to run one batch, side by side."""
 
 from __future__ import annotations
 
@@ -8,88 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.experiments import cpu
-from gpipe_bench.bench.experiments.config import SuiteConfig, parse_config
 from gpipe_bench.bench.running.trial import Trial
-from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.data import REFERENCE_FOLDER
-from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.results.intervals import ratio_interval
 from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
 from gpipe_bench.results.outcomes import THROUGHPUT, group_rows, way_of
 from tests.bench.cells_of import TINY, cell
 from tests.figures.synthetic import accelerator_ablation, cpu_ablation, cpu_ways
-
-CPU = Machine("cpu", 1)
-
-
-@pytest.fixture(autouse=True)
-def _three_cores(monkeypatch):
-    monkeypatch.setattr(cpu, "usable_processes", lambda jobs: 3)
-
-
-def cells(**settings):
-    """The cells of a configuration, none twice."""
-    runs = parse_config({"ablation": {"cpu": settings}}).runs("ablation", CPU)
-    return list({run.cell.id: run.cell for run in runs}.values())
-
-
-def test_a_worker_per_core_beside_the_loops():
-    found = [(made.backward, made.schedule, made.partitions, made.chunks, made.checkpoint) for made in cells()]
-    assert found == [
-        ("autograd", None, 3, 8, "never"),
-        ("autograd", None, 1, 1, "never"),
-        ("autograd", None, 1, 8, "never"),
-        ("scheduled", "gpipe", 3, 8, "never"),
-        ("scheduled", "1f1b", 3, 8, "never"),
-        ("scheduled", "zb_h1", 3, 8, "never"),
-        ("scheduled", "interleaved", 6, 8, "never"),
-        ("scheduled", "zb_v", 6, 8, "never"),
-        ("scheduled", "v_half", 6, 8, "never"),
-    ]
-    assert {made.variant for made in cells()} == {"dep-x-ptl"}
-    assert {made.transfer for made in cells()} == {"direct"}
-
-
-def test_the_plain_loop_recomputes_nothing_whatever_the_pipelines_do():
-    found = [(made.chunks, made.checkpoint) for made in cells(checkpoint="always", schedules=[])]
-    assert found == [(8, "always"), (1, "never"), (8, "always")]
-
-
-def test_one_core_has_loops_and_no_threads_of_the_papers_executor():
-    found = [(made.partitions, made.chunks) for made in cells(partitions=1, schedules=[])]
-    assert found == [(1, 1), (1, 8)]
-
-
-@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (5, 5), (64, 8)])
-def test_workers_are_the_usable_cores_up_to_a_limit(monkeypatch, cores, workers):
-    monkeypatch.setattr(cpu, "usable_processes", lambda jobs: cores)
-    assert SuiteConfig().ablation.cpu.workers() == workers
-
-
-def test_partitions_and_balance_can_be_fixed():
-    (made,) = (made for made in cells(balance="52-101") if made.schedule == "1f1b")
-    assert (made.partitions, made.balance) == (2, (52, 101))
-    assert cells(partitions=4)[0].partitions == 4
-    with pytest.raises(ConfigError, match="balance must have one entry per partition, 3, got 2 in 52-101"):
-        cells(partitions=3, balance="52-101")
-    with pytest.raises(ConfigError, match="partitions must be at least 1, got 0; raise it, or write auto"):
-        cells(partitions=0)
-
-
-def test_schedules_with_two_partitions_per_worker_need_the_layers():
-    few = cells(model_args="depth=1;B=1;C=2;size=4", partitions=9, schedules=["1f1b", "zb_v"])
-    assert [made.schedule for made in few] == [None, None, None, "1f1b"]
-
-
-def test_a_variant_that_a_cpu_cannot_run_is_asked_for_once():
-    runs = parse_config({"ablation": {"cpu": {"variants": "published", "repeats": 3}}}).runs("ablation", CPU)
-    counts = {}
-    for run in runs:
-        if run.cell.backward == "autograd" and run.cell.partitions > 1:
-            counts[run.cell.variant] = counts.get(run.cell.variant, 0) + 1
-    assert counts == {"baseline": 3, "dep-x-x": 3, "dep-str-x": 1, "dep-str-ptl": 1}
 
 
 @pytest.mark.usefixtures("cache")

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gpipe_bench.bench.evaluation.collect import collect
+from gpipe_bench.bench.experiments.config import load_config
 from gpipe_bench.bench.published.values import published_for, published_rows
-from gpipe_bench.bench.spec.simulated_cells import SimulatedWorkload
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.data import PUBLISHED_FOLDER
@@ -25,7 +25,7 @@ def like(cell, **changes):
     return Row(**{name: settings[name] for name in names}, **changes)
 
 
-CELLS = SimulatedWorkload().cells()
+CELLS = load_config().experiment("ablation").simulated[:32]
 
 
 def test_the_ablation_is_what_was_printed():

@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 
-from gpipe_bench.bench.experiments.experiments import Workload
+from gpipe_bench.bench.experiments.grid import read_experiment
 from gpipe_bench.bench.experiments.session import TINY, Session, SessionPlan, check_unused, run_child, session_runs
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.bench.storage.raw import RawResult
@@ -29,14 +29,14 @@ def session(folder, runs=(), **settings):
 
 
 def test_published_variants_come_first_round_by_round():
-    workload = Workload(repeats=2, other_repeats=1)
-    runs = [(run.cell.variant, run.repeat) for run in session_runs(workload, GPU)]
+    block = {"run": "measured", "variant": ["published", "factorial"], "repeats": 2, "other_repeats": 1}
+    experiment = read_experiment({"all": {**block, "share_devices": True}}, ".".join)
+    runs = [(run.cell.variant, run.repeat) for run in session_runs(experiment, GPU)]
     assert runs[:8] == [(variant, repeat) for repeat in range(2) for variant in PUBLISHED]
     assert len(runs) == 8 + 28
 
 
 def test_the_rehearsal_is_a_valid_workload():
-    assert list(TINY.problems()) == []
     assert {run.cell.variant for run in session_runs(TINY, CPU)} == set(PUBLISHED)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpipe_bench.bench.experiments.config import parse_config
 from gpipe_bench.bench.running.simulated import simulate_cells
 from gpipe_bench.bench.spec.cells import CELL_PATTERN
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, SimulatedWorkload
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
+from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.raw import RawResult, read_results, results_json
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import ConfigError
@@ -24,7 +24,7 @@ TINY = {
     "partitions": 2,
     "balance": "8-9",
 }
-P40 = Path(SimulatedWorkload().profile_path)
+P40 = Path(SimulatedCell().profile_path)
 OTHER_SETTINGS = {
     "model_args": "depth=1;B=1;C=4;size=4",
     "batch_size": 8,
@@ -54,30 +54,24 @@ def test_every_setting_has_a_part_in_the_id(name):
 
 
 def test_the_evidence_is_in_the_name():
-    ids = [made.id for made in SimulatedWorkload().cells()]
-    assert len(set(ids)) == 32
-    assert all(re.fullmatch(CELL_PATTERN, name) and name.startswith("simulated-unet-") for name in ids)
-    assert ids[0].startswith("simulated-unet-baseline-n4-m8-b128-p40-")
-
-
-def test_published_variants_come_first():
-    assert tuple(made.variant for made in SimulatedWorkload().cells())[:4] == PUBLISHED
+    assert re.fullmatch(CELL_PATTERN, cell().id)
+    assert cell(variant="baseline").id.startswith("simulated-unet-baseline-n2-m2-b4-p40-")
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"profile": "p41"}, "ablation.simulated.profile must be one of a100"),
-        ({"flavour": "old"}, "ablation.simulated.flavour must be one of current, published, got 'old'"),
-        ({"optimizer": "lion"}, "ablation.simulated.optimizer must be one of sgd, momentum, rmsprop, adam, adamw"),
-        ({"balance": "1-2"}, "ablation.simulated.balance must sum to the 241 layers of unet"),
-        ({"warmup": 1}, "ablation.simulated.warmup must be a known key"),
+        ({"profile": "p41"}, "profile must be one of a100"),
+        ({"flavour": "old"}, "flavour must be one of current, published, got 'old'"),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, momentum, rmsprop, adam, adamw"),
+        ({"balance": "1-2"}, "balance must sum to the 17 layers of unet"),
+        ({"warmup": 1}, "warmup must be a known key"),
     ],
 )
 def test_wrong_settings_are_named(settings, problem):
     with pytest.raises(ConfigError) as caught:
-        parse_config({"ablation": {"simulated": settings}}, source="")
-    assert any(problem in text for text in caught.value.problems), caught.value.problems
+        validated(SimulatedCell, {**TINY, **settings}, ".".join)
+    assert any(text.startswith(problem) for text in caught.value.problems), caught.value.problems
 
 
 def test_a_profile_may_be_a_file_of_the_user(tmp_path):

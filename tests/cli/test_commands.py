@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import gpipe_bench
-from gpipe_bench.bench.experiments.config_files import default_config_yaml, json_schema_text
+from gpipe_bench.bench.experiments.config import json_schema_text
 from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.cli import main
+from gpipe_bench.data import DEFAULT_CONFIG
 from tests.bench.cells_of import cell, in_file, ok_result
 
 WITHOUT_TORCH = """
@@ -184,7 +185,7 @@ def test_the_default_configuration_is_written_and_checked(tmp_path, capsys, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     call("config", "write")
-    assert (tmp_path / "config" / "config.yaml").read_text() == default_config_yaml()
+    assert (tmp_path / "config" / "config.yaml").read_text() == DEFAULT_CONFIG.read_text()
     assert (tmp_path / "config" / "schema.json").read_text() == json_schema_text()
     call("config", "check")
     text = capsys.readouterr().out

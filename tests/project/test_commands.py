@@ -21,6 +21,7 @@ from click import Command
 from typer.testing import CliRunner
 
 from gpipe_bench.bench.experiments.config import parse_config
+from tests.bench.cells_of import over_default
 from tests.project.pages import PAGES, blocks, commands, lines, parts
 from tests.project.tree import ROOT
 
@@ -195,4 +196,4 @@ def test_configurations_are_valid(monkeypatch):
     shown = [block for text in PAGES.values() for block in blocks(text, "yaml")]
     assert shown
     for block in shown:
-        assert parse_config(yaml.safe_load(block)).experiments()
+        assert parse_config(over_default(yaml.safe_load(block))).experiments

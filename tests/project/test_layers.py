@@ -15,7 +15,7 @@ ROOMS = ("data", "errors", "components", "figures", "native", "report", "results
 # The workflow, --help, tables and figures use these; a first import of PyTorch takes seconds.
 LIGHT = {
     "gpipe_bench.cli",
-    "gpipe_bench.bench.experiments.workflow",
+    "gpipe_bench.bench.experiments.plan",
     "gpipe_bench.bench.evaluation.summary",
     "gpipe_bench.models.table",
 }

@@ -11,13 +11,12 @@ from tests.project.tree import ROOT
 from tests.workflow.checkouts import checkout, snakemake_in
 
 SWEEP = {
+    "run": "measured",
+    "model": "unet",
     "model_args": "depth=1;B=1;C=2;size=4",
-    "chunks": [2],
-    "checkpoints": ["always"],
+    "chunks": 2,
+    "checkpoint": "always",
     "batch_size": 4,
-    "microbatch_size": 0,
-    "balances": ["17", "8-9", "4-4-4-5"],
-    "repeats": 1,
 }
 
 
@@ -25,7 +24,8 @@ SWEEP = {
 def plan(tmp_path_factory):
     """The dry run of a sweep over one, two and four of the GPUs that a job may have."""
     place = checkout(tmp_path_factory.mktemp("profile"))
-    config = {"device": "cuda", "device_count": 4, "sweep": {"measured": {"cuda": SWEEP}}}
+    sweep = {**SWEEP, "balance": [17, "8-9", "4-4-4-5"]}
+    config = {"device": "cuda", "device_count": 4, "experiments": {"sweep_measured": {"gpu": None, "mine": sweep}}}
     (place / "slurm.yaml").write_text(yaml.safe_dump(config))
     options = ("--workflow-profile", "profiles/slurm", "--configfile", "slurm.yaml", "--dry-run")
     done = snakemake_in(place)(*options, "--", "results/sweep_measured.csv")
@@ -40,8 +40,9 @@ def test_every_cell_asks_for_the_gpus_that_it_needs(plan):
 
 def test_a_cell_asks_for_the_nodes_that_its_processes_are_on(tmp_path):
     place = checkout(tmp_path)
-    spread = {"model": "unet", **SWEEP, "balances": ["8-9"], "hosts": 2}
-    (place / "slurm.yaml").write_text(yaml.safe_dump({"device": "cpu", "sweep": {"processes": spread}}))
+    spread = {**SWEEP, "balance": "8-9", "schedule": "1f1b", "processes": 2, "hosts": 2}
+    config = {"device": "cpu", "experiments": {"sweep_processes": {"measured": None, "mine": spread}}}
+    (place / "slurm.yaml").write_text(yaml.safe_dump(config))
     options = ("--workflow-profile", "profiles/slurm", "--configfile", "slurm.yaml", "--dry-run")
     done = snakemake_in(place)(*options, "--", "results/sweep_processes.csv")
     assert re.findall(r"wildcards: cell=\S*-p(\d)-\S*\n.*?nodes=(\d)", done.stdout, re.DOTALL) == [("2", "2")]

@@ -16,18 +16,15 @@ import yaml
 
 from tests.workflow.checkouts import checkout, snakemake_in
 
-TINY = {
-    "model": "unet",
-    "model_args": "depth=1;B=1;C=2;size=4",
-    "chunks": [1, 2],
-    "batch_size": 4,
-    "microbatch_size": 0,
+TINY = {"model": "unet", "model_args": "depth=1;B=1;C=2;size=4", "chunks": [1, 2], "batch_size": 4}
+RUN_ONCE = {"run": "measured", "warmup": 0, "steps": 1, "repeats": 1, "balance": "8-9"}
+SIMULATED = {"grid": {**TINY, "run": "simulated", "partitions": [1, 2], "profile": "p40"}}
+ON_CPU = {"cpu": None, "cpu_pipelines": None, "tiny": {**TINY, **RUN_ONCE}}
+ON_GPUS = {"gpu": None, "tiny": {**TINY, **RUN_ONCE, "where": "gpu", "chunks": 2, "checkpoint": "always"}}
+ON_TWO_NODES = {
+    "measured": None,
+    "tiny": {**TINY, **RUN_ONCE, "chunks": 2, "checkpoint": "always", "schedule": "1f1b", "processes": 2, "hosts": 2},
 }
-RUN_ONCE = {"warmup": 0, "steps": 1, "repeats": 1}
-SIMULATED = {"tiny": {**TINY, "checkpoints": ["except_last"], "partitions": [1, 2], "profile": "p40"}}
-ON_CPU = {"cpu": {**TINY, **RUN_ONCE, "checkpoints": ["except_last"], "balances": ["8-9"]}}
-ON_GPUS = {"cuda": {**TINY, **RUN_ONCE, "chunks": [2], "checkpoints": ["always"], "balances": ["8-9"]}}
-ON_TWO_NODES = {**TINY, **RUN_ONCE, "chunks": [2], "checkpoints": ["always"], "balances": ["8-9"], "hosts": 2}
 OPTIONS = (
     *("--workflow-profile", "profiles/slurm", "--slurm-status-command", "squeue"),
     *("--slurm-init-seconds-before-status-checks", "2", "--seconds-between-status-checks", "2"),
@@ -72,19 +69,19 @@ def job(number):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    config = {"device": "cpu", "sweep": {"simulated": SIMULATED, "measured": ON_CPU}}
+    config = {"device": "cpu", "experiments": {"sweep_tiny": SIMULATED, "sweep_measured": ON_CPU}}
     return run(tmp_path_factory.mktemp("cpu"), config, "results/sweep_tiny.csv", "results/sweep_measured.csv")
 
 
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory):
-    config = {"device": "cpu", "sweep": {"processes": ON_TWO_NODES}}
+    config = {"device": "cpu", "experiments": {"sweep_processes": ON_TWO_NODES}}
     return run(tmp_path_factory.mktemp("nodes"), config, "results/sweep_processes.csv")
 
 
 @pytest.fixture(scope="module")
 def granted(tmp_path_factory):
-    config = {"device": "cuda", "device_count": 2, "sweep": {"measured": ON_GPUS}}
+    config = {"device": "cuda", "device_count": 2, "experiments": {"sweep_measured": ON_GPUS}}
     return run(tmp_path_factory.mktemp("gpu"), config, "results/sweep_measured.csv")
 
 

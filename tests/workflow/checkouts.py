@@ -23,54 +23,45 @@ PARTS = (
     "results/reference",
 )
 MODEL = "depth=1;B=1;C=2;size=4"
+WAY = {"model_args": MODEL, "batch_size": 2, "chunks": 2, "balance": "8-9"}
+FEW = ["baseline", "dep-str-ptl"]
+ONCE = {"warmup": 0, "steps": 1, "repeats": 1}
 # The smallest run with everything in it: a variant that runs, one that a CPU cannot run, both loops and a schedule;
 # a complete factorial in virtual time, two variants of it emulated; sweeps of a few cells.
 TINY = {
     "device": "cpu",
-    "ablation": {
-        "cpu": {
-            "model_args": MODEL,
-            "batch_size": 2,
-            "chunks": 2,
-            "partitions": 2,
-            "balance": "8-9",
-            "warmup": 0,
-            "steps": 1,
-            "repeats": 1,
-            "variants": ["baseline", "dep-str-ptl"],
-            "schedules": ["1f1b"],
+    "experiments": {
+        "ablation": {
+            "cpu": {
+                **ONCE,
+                "model_args": MODEL,
+                "batch_size": 2,
+                "each": [
+                    {"balance": "8-9", "chunks": 2, "variant": FEW},
+                    {"balance": "whole", "chunks": [1, 2]},
+                    {"balance": "8-9", "chunks": 2, "schedule": "1f1b"},
+                ],
+            },
+            "simulated": {**WAY, "flavour": "published"},
+            "emulated": {**WAY, "variant": FEW},
+            "twins": {"run": "simulated", "model": "unet", **WAY, "variant": FEW, "timelines": True},
         },
-        "simulated": {
-            "model_args": MODEL,
-            "batch_size": 2,
-            "chunks": 2,
-            "partitions": 2,
-            "balance": "8-9",
-        },
-        "emulated": {
-            "model_args": MODEL,
-            "batch_size": 2,
-            "chunks": 2,
-            "partitions": 2,
-            "balance": "8-9",
-            "variants": ["baseline", "dep-str-ptl"],
-        },
-    },
-    "sweep": {
-        "simulated": {
-            name: {"model": "unet", "model_args": MODEL, "partitions": [1, 2], "chunks": [1, 2], "batch_size": 4}
+        **{
+            f"sweep_{name}": {
+                "simulated": {
+                    "model": "unet",
+                    "model_args": MODEL,
+                    "partitions": [1, 2],
+                    "chunks": [1, 2],
+                    "each": [{"batch_size": 4}, {"microbatch_size": 8}],
+                },
+                "emulated": None,
+            }
             for name in ("amoebanet-d", "unet", "vit")
         },
-        "measured": {
-            "cpu": {
-                "model_args": MODEL,
-                "balances": ["8-9"],
-                "chunks": [1, 2],
-                "batch_size": 2,
-                "warmup": 0,
-                "steps": 1,
-                "repeats": 1,
-            }
+        "sweep_measured": {
+            "cpu": {**ONCE, "model_args": MODEL, "balance": "8-9", "chunks": [1, 2], "each": [{"batch_size": 2}]},
+            "cpu_pipelines": None,
         },
     },
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 WRONG = """\
-ablaton: {}
-ablation:
-  cpu:
-    chunks: 0
-    balance: 8-9-1
-    modle: unet
+experimnets: {}
+experiments:
+  ablation:
+    emulated:
+      chunks: 0
+      balance: 8-9-1
+    cpu:
+      modle: unet
 """
 
 
@@ -26,9 +28,17 @@ def test_all_problems_are_named_at_once(place, snakemake):
     assert done.returncode == 2
     assert "Traceback" not in done.stdout
     lines = [line for line in done.stdout.splitlines() if "wrong.yaml: " in line]
-    for key, got in (("ablaton", "ablation"), ("chunks", "0"), ("balance", "8-9-1"), ("modle", "model")):
+    for key, got in (("experimnets", "experiments"), ("chunks", "0"), ("balance", "8-9-1"), ("modle", "model")):
         assert any(key in line and got in line for line in lines), done.stdout
     assert made(place) == []
+
+
+def test_a_configuration_of_the_old_form_gets_one_error(place, snakemake):
+    (place / "old.yaml").write_text("sweep: {simulated: {mine: {model: vit}}}")
+    done = snakemake("sweep", "--configfile", "old.yaml")
+    assert done.returncode == 2
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("error: "))
+    assert "old.yaml: experiments must be below the key experiments, as blocks" in line
 
 
 def test_a_wrong_setting_of_the_command_line_is_named(place, snakemake):
@@ -39,7 +49,7 @@ def test_a_wrong_setting_of_the_command_line_is_named(place, snakemake):
 
 
 def test_a_key_that_is_no_text_is_refused(place, snakemake):
-    (place / "wrong.yaml").write_text("ablation: {cpu: {2020-01-01: 4}}")
+    (place / "wrong.yaml").write_text("experiments: {mine: {2020-01-01: 4}}")
     done = snakemake("--dry-run", "ablation", "--configfile", "wrong.yaml")
     assert done.returncode == 2
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("error: "))

@@ -10,9 +10,9 @@ import sys
 import pytest
 import yaml
 
-from gpipe_bench.bench.experiments.workflow import make_plan
-from gpipe_bench.bench.running.simulation_groups import GROUP_PATTERN
+from gpipe_bench.bench.experiments.plan import GROUP_PATTERN, advice_models, advice_settings, make_plan
 from gpipe_bench.errors import ConfigError
+from tests.bench.cells_of import over_default
 from tests.workflow.checkouts import checkout, snakemake_in
 
 pytestmark = pytest.mark.timeout(600)  # the run takes half a minute on an idle machine
@@ -31,18 +31,18 @@ PARTS = "from torch import nn\ndef block(width): return nn.Linear(width, width)\
 NAME = "nets/net.py:net"
 OWN = {"model": NAME, "model_args": "width=8"}
 SHORT = {"warmup": 0, "steps": 1, "repeats": 1}
+MEASURED = {"run": "measured", **OWN, **SHORT, "balance": "2-1", "batch_size": 2, "chunks": 2}
 CONFIG = {
     "device": "cpu",
-    "ablation": {"cpu": {**OWN, **SHORT, "batch_size": 2, "chunks": 2, "partitions": 2, "balance": "2-1"}},
-    "sweep": {
-        "simulated": {"mine": {**OWN, "partitions": [1, 2], "chunks": [1, 2], "batch_size": 4}},
-        "measured": {
-            "cpu": {**OWN, **SHORT, "balances": ["2-1"], "chunks": [2], "checkpoints": ["always"], "batch_size": 2}
-        },
-        "processes": {**OWN, **SHORT, "balances": ["2-1"], "chunks": [2], "batch_size": 2},
+    "experiments": {
+        "ablation": {"cpu": None, "mine": {**MEASURED, "turns": True, "schedule": [None, "1f1b"]}},
+        "sweep_mine": {"grid": {"run": "simulated", **OWN, "partitions": [1, 2], "chunks": [1, 2], "batch_size": 4}},
+        "sweep_measured": {"cpu": None, "cpu_pipelines": None, "mine": {**MEASURED, "checkpoint": "always"}},
+        "sweep_processes": {"measured": None, "mine": {**MEASURED, "schedule": "1f1b", "processes": 2}},
     },
     "advice": {"mine": {**OWN, "devices": 2, "batch_size": 4}},
 }
+PLANNED = over_default(CONFIG)
 TABLES = [f"results/{name}.csv" for name in ("sweep_mine", "sweep_measured", "advice_mine")]
 ARGUMENTS = (*TABLES, "--configfile", "own.yaml")
 
@@ -76,47 +76,51 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("edited", ["net.py", "parts.py"])
 def test_a_plan_has_other_jobs_after_an_edit(folder, edited):
-    before = make_plan(CONFIG, [])
-    assert make_plan(CONFIG, []) == before
+    before = make_plan(PLANNED, [])
+    models = advice_models(before)
+    assert make_plan(PLANNED, []) == before
     with (folder / "nets" / edited).open("a") as file:
         file.write("\n# edited\n")
-    after = make_plan(CONFIG, [])
+    after = make_plan(PLANNED, [])
     # All cells of the ablation and of the measured sweep are of this model; those of schedules are not.
-    assert {cell.model for name, cell in after.measured.items() if name in before.measured} == {"gpt2"}
-    assert list(after.measured.values()) == list(before.measured.values())
-    changed = set(before.jobs) - set(after.jobs)
+    assert {
+        cell.model for job in after.jobs if job in before.jobs for cell in job.cells if cell.evidence == "measured"
+    } == {"gpt2"}
+    virtual = [{*plan.named("simulated", "emulated")} for plan in (before, after)]
+    changed = virtual[0] - virtual[1]
     assert changed
     assert all(name.startswith("nets-net-py-net-") for name in changed)
-    assert after.advice == before.advice
-    assert after.advice_models["mine"] != before.advice_models["mine"]
+    assert advice_settings(after) == advice_settings(before)
+    assert models["mine"] != advice_models(after)["mine"]
 
 
 @pytest.mark.usefixtures("folder")
 def test_names_of_jobs_are_names_of_files():
-    plan = make_plan(CONFIG, [])
-    assert all(re.fullmatch(GROUP_PATTERN, name) for name in plan.jobs)
-    assert not any("/" in name or ":" in name for name in plan.measured)
+    plan = make_plan(PLANNED, [])
+    assert all(re.fullmatch(GROUP_PATTERN, name) for name in plan.named("simulated", "emulated"))
+    assert not any("/" in name or ":" in name for name in plan.named("measured"))
 
 
 @pytest.mark.usefixtures("folder")
 def test_mistakes_of_a_configuration_name_their_keys():
     wrong = {
-        "sweep": {"simulated": {"mine": {"model": "nets/nett.py:net"}}},
+        "experiments": {"mine": {"grid": {"run": "simulated", "model": "nets/nett.py:net"}}},
         "advice": {"mine": {"model": NAME, "model_args": "wdth=3"}},
     }
     with pytest.raises(ConfigError) as caught:
         make_plan(wrong, [])
     assert tuple(problem.partition(", which counts")[0] for problem in caught.value.problems) == (
-        "--config: sweep.simulated.mine.model must be in a file that exists, got 'nets/nett.py:net'; correct the path",
         f"--config: advice.mine.model_args: argument of {NAME} must be one it declares, got 'wdth'; use 'width'",
+        "--config: experiments.mine.grid.model must be in a file that exists, got 'nets/nett.py:net'; correct the path",
     )
 
 
 @pytest.mark.usefixtures("folder")
 def test_arguments_that_are_left_out_are_those_of_the_model():
-    shared = {"model": NAME, "balance": "2-1", "partitions": 2}
-    plan = make_plan({"device": "cpu", "ablation": {"cpu": shared, "simulated": shared, "emulated": shared}}, [])
-    cells = [*plan.simulated["ablation"], *(run.cell for run in plan.runs["ablation"])]
+    shared = {"model": NAME, "balance": "2-1"}
+    blocks = {run: {**shared, "run": run} for run in ("measured", "simulated", "emulated")}
+    plan = make_plan({"device": "cpu", "experiments": {"mine": blocks}, "advice": {}}, [])
+    cells = [cell for job in plan.jobs for cell in job.cells]
     assert {cell.settings()["model_args"] for cell in cells} == {"width=4;depth=3"}
 
 

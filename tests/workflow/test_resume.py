@@ -19,13 +19,18 @@ import yaml
 
 from tests.workflow.checkouts import MODEL, checkout, snakemake_in
 
-SWEEP = {"model": "unet", "model_args": MODEL, "partitions": [1, 2], "chunks": [1, 2], "batch_size": 4}
+SWEEP = {
+    "run": "simulated",
+    "model": "unet",
+    "model_args": MODEL,
+    "partitions": [1, 2],
+    "chunks": [1, 2],
+    "batch_size": 4,
+}
 NAMES = {"first": "p40", "second": "v100"}
 CONFIG = {
     "device": "cpu",
-    "sweep": {
-        "simulated": {name: {**SWEEP, "microbatch_size": 0, "profile": profile} for name, profile in NAMES.items()}
-    },
+    "experiments": {f"sweep_{name}": {"grid": {**SWEEP, "profile": profile}} for name, profile in NAMES.items()},
 }
 TARGETS = [f"results/sweep_{name}.csv" for name in NAMES]
 ARGUMENTS = (*TARGETS, "--configfile", "resume.yaml")

@@ -37,7 +37,7 @@ def copy(tmp_path):
         ("gpipe_bench/measure/clock.py", [True, False]),
         ("gpipe_bench/models/unet.py", [True, False]),
         ("gpipe_bench/bench/running/device_profile.py", [False, False]),
-        ("gpipe_bench/bench/experiments/experiments.py", [False, False]),
+        ("gpipe_bench/bench/experiments/grid.py", [False, False]),
         ("gpipe_bench/figures/style.py", [False, True]),
         ("gpipe_bench/results/rows.py", [True, True]),
         ("gpipe_bench/py.typed", [False, False]),

@@ -21,8 +21,8 @@ rule advise:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        request=named_by("advice", PLAN.advice),
-        model=named_by("advice", PLAN.advice_models),
+        request=named_by("advice", advice_settings(PLAN)),
+        model=named_by("advice", advice_models(PLAN)),
         sources=source_digest(
             "gpipe_bench.bench.advice.advice", "gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"
         ),

@@ -31,7 +31,7 @@ rule run_cell:
 rule simulate:
     """Simulate cells of one model in one process, in virtual time on other hardware, for all experiments that ask."""
     input:
-        profile=named_by("group", JOBS, "profile"),
+        profile=named_by("group", VIRTUAL, "profile"),
     output:
         ensure(SIMULATED_PATTERN, non_empty=True),
     log:
@@ -40,8 +40,8 @@ rule simulate:
         "../envs/gpipe_bench.yaml"
     params:
         cells=CELLS_PATH,
-        only=named_by("group", JOBS, "names"),
-        timelines=named_by("group", JOBS, "kept"),
+        only=named_by("group", VIRTUAL, "only"),
+        timelines=named_by("group", VIRTUAL, "kept"),
         sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
@@ -52,7 +52,7 @@ rule simulate:
 rule emulate:
     """Run cells of one model on virtual devices, in virtual time, in one process; skipped without a C++ compiler."""
     input:
-        profile=named_by("group", JOBS, "profile"),
+        profile=named_by("group", VIRTUAL, "profile"),
     output:
         ensure(EMULATED_PATTERN, non_empty=True),
     log:
@@ -61,8 +61,8 @@ rule emulate:
         "../envs/gpipe_bench.yaml"
     params:
         cells=CELLS_PATH,
-        only=named_by("group", JOBS, "names"),
-        timelines=named_by("group", JOBS, "kept"),
+        only=named_by("group", VIRTUAL, "only"),
+        timelines=named_by("group", VIRTUAL, "kept"),
         sources=source_digest("gpipe_bench.bench.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
@@ -91,7 +91,7 @@ rule simulate_published:
 rule collect:
     """Gather the raw results of an experiment, and published values of its settings, into one table and companions."""
     input:
-        raw=named_by("experiment", PLAN.raw),
+        raw=named_by("experiment", PLAN.tables, "raw"),
         published="results/reference/published/published.csv",
         settings="results/reference/published/settings.csv",
     output:
@@ -105,7 +105,7 @@ rule collect:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        cells=named_by("experiment", PLAN.cells),
+        cells=named_by("experiment", PLAN.tables, "digests"),
         published=subpath(input.published, parent=True),
         sources=source_digest("gpipe_bench.bench.evaluation.collect"),
     shell:

@@ -5,8 +5,8 @@
 rule sweep:
     """Every sweep of the configuration: tables, maps of throughput, and where device time goes."""
     input:
-        expand("results/sweep_{sweep}.csv", sweep=PLAN.sweeps),
-        PLAN.pictures(*expand("sweep_{sweep}", sweep=PLAN.sweeps)),
+        expand("results/{sweep}.csv", sweep=PLAN.sweeps),
+        PLAN.pictures(*PLAN.sweeps),
 
 
 rule processes:

@@ -21,8 +21,7 @@ from time import monotonic
 from typing import Any, Final
 
 from gpipe_bench.bench.evaluation.collect import write_tables
-from gpipe_bench.bench.experiments.cpu import CpuWorkload
-from gpipe_bench.bench.experiments.experiments import Workload
+from gpipe_bench.bench.experiments.grid import Experiment, read_experiment
 from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.bench.spec.cell_files import cells_text
 from gpipe_bench.bench.spec.cells import CellRun
@@ -37,15 +36,21 @@ from gpipe_bench.results.tables import companion_path
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from gpipe_bench.util.files import DRAFT_PREFIX, json_text, staging, write_files
 
-TINY: Final = Workload(
-    model_args="depth=2;B=1;C=4;size=16",
-    batch_size=4,
-    chunks=2,
-    partitions=2,
-    balance=(14, 15),
-    steps=2,
-    repeats=1,
-    variants=("published",),
+TINY: Final = read_experiment(
+    {
+        "tiny": {
+            "run": "measured",
+            "model_args": "depth=2;B=1;C=4;size=16",
+            "batch_size": 4,
+            "chunks": 2,
+            "balance": "14-15",
+            "variant": "published",
+            "transfer": "host",
+            "share_devices": True,
+            "steps": 2,
+        }
+    },
+    ".".join,
 )
 """A workload of seconds, to rehearse a session with."""
 
@@ -77,9 +82,9 @@ class SessionPlan:
     bundle: bool = False
 
 
-def session_runs(workload: Workload | CpuWorkload, machine: Machine) -> list[CellRun]:
-    """The runs of a workload, round by round: first all those of the published variants, then those of the others."""
-    return sorted(workload.runs(machine), key=lambda run: (run.cell.variant not in PUBLISHED, run.repeat))
+def session_runs(experiment: Experiment, machine: Machine) -> list[CellRun]:
+    """The runs of an experiment, round by round: those of the published variants, then those of the others."""
+    return sorted(experiment.runs(machine), key=lambda run: (run.cell.variant not in PUBLISHED, run.repeat))
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ cell share its runs, and a cell with any other setting has another file.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -218,8 +218,3 @@ class CellRun(NamedTuple):
     def path(self) -> Path:
         """Where its raw result lies beside the others of its job, below the folder of the run."""
         return Path(RAW_PATTERN.format(cell=self.job))
-
-
-def distinct_runs(runs: Iterable[CellRun]) -> list[CellRun]:
-    """The runs in their order, none twice."""
-    return list({(run.cell.id, run.repeat): run for run in runs}.values())

@@ -7,9 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from gpipe_bench.bench.spec.settings import AutoBalance, BatchSize, Chunks, ModelArgs, Problem
+from gpipe_bench.bench.spec.settings import Problem
 from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCell, VirtualCell
-from gpipe_bench.bench.spec.variants import Variants, labels_of
 
 MOST_DEVICES: Final = 16
 """Virtual devices of a process."""
@@ -43,17 +42,3 @@ class EmulatedCell(EmulatedSettings, VirtualCell):
     def twin(self) -> SimulatedCell:
         """The same pipeline on the simulator, with the autograd engine of today."""
         return SimulatedCell(**{**self.shared(SimulatedCell), "evidence": "simulated", "flavour": "current"})
-
-
-class EmulatedWorkload(EmulatedSettings):
-    """torchgpipe's ablation on virtual P40s, in every variant; needs a C++ compiler."""
-
-    model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
-    batch_size: BatchSize = 128
-    chunks: Chunks = 8
-    balance: AutoBalance = (34, 76, 70, 61)
-    variants: Variants = ("published", "factorial")
-
-    def cells(self) -> list[EmulatedCell]:
-        """A cell for each variant."""
-        return [EmulatedCell(**self.shared(EmulatedCell), variant=label) for label in labels_of(self.variants)]

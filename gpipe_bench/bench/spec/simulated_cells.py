@@ -14,16 +14,12 @@ from gpipe_bench.bench.spec.cells import PipelineCell
 from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.bench.spec.settings import (
     AutoBalance,
-    BatchSize,
-    Chunks,
-    ModelArgs,
     PipelineSettings,
     Problem,
     Transfer,
     Variant,
     no_boolean,
 )
-from gpipe_bench.bench.spec.variants import Variants, labels_of
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.networks import NETWORK, problems_of_hosts
 from gpipe_bench.machine.profile import MOST_LAUNCH_US, PROFILES, load_profile, profile_names
@@ -190,17 +186,3 @@ class SimulatedCell(SimulatedSettings, VirtualCell):
         if self.hosts == 1:
             del data["hosts"], data["network"]
         return data
-
-
-class SimulatedWorkload(SimulatedSettings):
-    """What is simulated, whatever this machine has: torchgpipe's own ablation on its P40s, in every variant."""
-
-    model_args: ModelArgs = "depth=5;B=5;C=64;size=192"
-    batch_size: BatchSize = 128
-    chunks: Chunks = 8
-    balance: AutoBalance = (34, 76, 70, 61)
-    variants: Variants = ("published", "factorial")
-
-    def cells(self) -> list[SimulatedCell]:
-        """A cell for each variant."""
-        return [SimulatedCell(**self.shared(SimulatedCell), variant=label) for label in labels_of(self.variants)]

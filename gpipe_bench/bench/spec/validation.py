@@ -68,6 +68,8 @@ def validated(kind: type[SectionT], data: Mapping[str, Any], name: Callable[[Pat
         except ValidationError as error:
             for item in filter(_own_mistake, error.errors()):
                 path = _field_path(item["loc"])
+                if item["type"] == "missing" and path in wrong:
+                    continue
                 said = wrong.setdefault(path, [])
                 # A list may have several wrong entries.
                 rules = [f"{name(path)} {rule}" for rule in _rule(kind, path, item).splitlines()]
