@@ -29,13 +29,13 @@ from gpipe_bench.emulator.library import devices as virtual_devices
 from gpipe_bench.emulator.observer import Span, TaskRows, name_tasks
 from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
-from gpipe_bench.emulator.training import EmulationRequest, Training, Work, work_of
+from gpipe_bench.emulator.training import Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory
 from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.machine.replay import DeviceMemory, Replay, Replayed, TaskTimes
 from gpipe_bench.machine.trace import KINDS, Trace
 from gpipe_bench.schedules import Schedule
-from gpipe_bench.step.request import Model, ScheduleLike, microbatch_sizes
+from gpipe_bench.step.request import Model, Request, ScheduleLike, microbatch_sizes
 from gpipe_bench.step.result import GIB, Step, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.step.timeline import Timeline
 from gpipe_bench.util.collection import no_collection
@@ -109,7 +109,7 @@ def emulate(
         BalanceError, ScheduleError: the balance does not fit the layers; the schedule does not exist for these numbers.
         CompilerError: the virtual devices do not compile.
     """
-    return _emulated(EmulationRequest(
+    return _emulated(Request(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, profile=profile, tf32=tf32,
         launch_us=launch_us, devices=devices, sample=sample, loss=loss, target=target, steps=steps,
@@ -117,8 +117,8 @@ def emulate(
     ))  # fmt: skip
 
 
-def _emulated(request: EmulationRequest) -> Step:
-    request.check()
+def _emulated(request: Request) -> Step:
+    request.check_emulated(MOST)
     numbers = _numbers(request.devices, max(request.homes) + 1)
     hardware = request.hardware
     prepare(hardware)
@@ -156,7 +156,7 @@ def _numbers(devices: Sequence[int], count: int) -> list[int]:
     return numbers
 
 
-def _trained(work: Work, request: EmulationRequest, places: Sequence[torch.device]) -> tuple[Trace, list[Span]]:
+def _trained(work: Work, request: Request, places: Sequence[torch.device]) -> tuple[Trace, list[Span]]:
     """The trace and the tasks; if a device is full, those of devices without limit, which show what they need."""
     try:
         return _run(work, request, places)
@@ -170,14 +170,14 @@ def _trained(work: Work, request: EmulationRequest, places: Sequence[torch.devic
 
 # Storages then die by their reference counts alone, at the same rows in every run.
 @no_collection()
-def _run(work: Work, request: EmulationRequest, places: Sequence[torch.device]) -> tuple[Trace, list[Span]]:
+def _run(work: Work, request: Request, places: Sequence[torch.device]) -> tuple[Trace, list[Span]]:
     """Train some steps, each ended by a mark; returns the trace and the engine's tasks."""
     gc.collect()
     tasks = TaskRows()
     with recording() as trace, seen(), updates_priced():
         training = Training(work, request, places)
         with training.pipe.observe(tasks):
-            for _ in range(request.steps):
+            for _ in range(request.steps or 2):
                 _step(training)
                 for place in () if request.steps_overlap else places:
                     torch.accelerator.synchronize(place)
@@ -198,7 +198,7 @@ def _step(training: Training) -> None:
         ) from error
 
 
-def _facts(work: Work, request: EmulationRequest, hardware: Profile, places: Sequence[torch.device]) -> dict[str, Any]:
+def _facts(work: Work, request: Request, hardware: Profile, places: Sequence[torch.device]) -> dict[str, Any]:
     """The columns of a row that describe model, pipeline and hardware."""
     own = pipeline_facts(
         request.components,

@@ -15,17 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.emulator.library import MOST
 from gpipe_bench.emulator.shapes import keep_gradients
 from gpipe_bench.engine.gpipe import GPipe
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.kernels.optimizers import make_optimizer
 from gpipe_bench.kernels.specs import meta_twin
-from gpipe_bench.models.measured import is_layers
 from gpipe_bench.models.table import check_arguments, format_arguments, model_spec
-from gpipe_bench.schedules import Schedule
-from gpipe_bench.schedules.table import placement
-from gpipe_bench.step.request import Model, TrainingRequest, schedule_problems
+from gpipe_bench.step.request import Model, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,44 +43,7 @@ class Work:
     facts: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmulationRequest(TrainingRequest):
-    """The arguments of :func:`gpipe_bench.emulator.emulate.emulate`."""
-
-    sample: Tensor | None
-    steps: int
-    host_time: bool
-
-    @property
-    def homes(self) -> tuple[int, ...]:
-        """For each partition its device of the schedule."""
-        return placement(self.order, len(self.balance))
-
-    @property
-    def order(self) -> str | Schedule | None:
-        """The schedule or its name."""
-        given = self.schedule
-        return given if given is None or isinstance(given, str | Schedule) else Schedule.of(given)
-
-    def check(self) -> None:
-        """Check the arguments; some can be simulated and not emulated.
-
-        Raises:
-            ConfigError: all problems at once.
-        """
-        found = [*self.problems(most_devices=MOST, per_partition=False), *schedule_problems(self.schedule)]
-        if self.steps in (None, 1):
-            found.append(f"steps must be a whole number of at least 2, got {self.steps}; the first is a warm-up")
-        if is_layers(self.model):
-            found.append("model must have layers that run, got measured times of layers; use simulate")
-        if isinstance(self.sample, tuple):
-            got = f"a tuple of {len(self.sample)}"
-            found.append(f"sample must be a tensor, got {got}; let the first layer cut it up")
-        if found:
-            raise ConfigError(found)
-
-
-def work_of(request: EmulationRequest) -> Work:
+def work_of(request: Request) -> Work:
     """What :func:`gpipe_bench.emulator.emulate.emulate` was asked to train.
 
     Raises:
@@ -92,7 +51,7 @@ def work_of(request: EmulationRequest) -> Work:
     """
     model, batch_size, sample, target = request.model, request.batch_size, request.sample, request.target
     if not isinstance(model, Model):
-        if sample is None:
+        if not isinstance(sample, Tensor):
             raise ConfigError(["sample must be given with a module, got None; pass a tensor of shape (samples, ...)"])
         inputs = torch.empty(batch_size, *sample.shape[1:], dtype=sample.dtype, device="meta")
         goal = None if target is None else target.to("meta")
@@ -120,7 +79,7 @@ class Training:
         BalanceError: the sum of the balance is not the number of layers.
     """
 
-    def __init__(self, work: Work, request: EmulationRequest, places: Sequence[torch.device]) -> None:
+    def __init__(self, work: Work, request: Request, places: Sequence[torch.device]) -> None:
         layers = iter(work.module)
         if sum(request.balance) != len(work.module):
             total = sum(request.balance)

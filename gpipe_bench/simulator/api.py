@@ -31,7 +31,7 @@ from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import build_workload, layers_of
 from gpipe_bench.simulator.workloads.workload import Workload
-from gpipe_bench.step.request import AnyModel, Model, ScheduleLike, SimulationRequest, microbatch_sizes
+from gpipe_bench.step.request import AnyModel, Model, Request, ScheduleLike, microbatch_sizes
 from gpipe_bench.step.result import GIB, DeviceUse, Shortage, Step, pipeline_facts, summed_gib
 from gpipe_bench.util.collection import no_collection
 
@@ -108,7 +108,7 @@ def simulate(
     Raises:
         ConfigError, BalanceError, ScheduleError, SkipLayoutError, TraceError: arguments are wrong, or cannot run.
     """
-    return _answer(SimulationRequest(
+    return _answer(Request(
         model=model, balance=balance, batch_size=batch_size, chunks=chunks, checkpoint=checkpoint,
         components=components, schedule=schedule, transfer=transfer, optimizer=optimizer, masters=masters,
         profile=profile, devices=devices, hosts=hosts, network=network, sample=sample, loss=loss, target=target,
@@ -117,9 +117,9 @@ def simulate(
     ))  # fmt: skip
 
 
-def _answer(request: SimulationRequest) -> Step:
+def _answer(request: Request) -> Step:
     request.check()
-    model, balance, schedule, hardware = request.model, request.balance, request.schedule, request.hardware
+    model, balance, schedule, hardware = request.model, request.balance, request.order, request.hardware
     layers = layers_of(model)
     _check_module(model)
     settings = Settings(
@@ -181,9 +181,8 @@ def _later_gib(runs: Steps, steps: int, before: float) -> float | None:
     return after if after > before else None
 
 
-def _scheduled(settings: Settings, schedule: ScheduleLike, m: int, n: int) -> tuple[Settings, bool]:
+def _scheduled(settings: Settings, given: str | Schedule, m: int, n: int) -> tuple[Settings, bool]:
     """``settings`` with a schedule that was checked, on its devices; and whether it splits backward passes."""
-    given = schedule if isinstance(schedule, str | Schedule) else Schedule.of(schedule)
     if isinstance(given, Schedule):
         check(given)
     try:

@@ -1,9 +1,9 @@
-"""What a simulation can be asked for: every argument is checked before anything is traced, all problems at once."""
+"""What a simulation or an emulation is asked for: every argument is checked before anything runs, all at once."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.networks import NETWORK
 from gpipe_bench.machine.profile import MOST_LAUNCH_US, Link, Profile, load_profile
 from gpipe_bench.models.measured import MeasuredLayer, is_layers
 from gpipe_bench.schedules import SCHEDULES, Schedule
+from gpipe_bench.schedules.table import placement
 from gpipe_bench.util.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ _TYPES: Final[Mapping[str, tuple[Any, str]]] = {
     "memory": (bool, "True or False; pass a bool"),
     "steps_overlap": (bool, "True or False; pass a bool"),
     "keep_trace": (bool, "True or False; pass a bool"),
+    "host_time": (bool, "True or False; pass a bool"),
     "masters": (bool, "True or False; pass a bool"),
     "tf32": (bool | None, "True, False or None; pass a bool"),
     "loss": (Callable | None, "a function of output and target, or None; pass a function"),
@@ -77,8 +80,11 @@ def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRequest:
-    """What simulation and emulation train, and how; see :func:`gpipe_bench.simulator.simulate`."""
+class Request:
+    """The arguments of :func:`gpipe_bench.simulator.simulate` and of :func:`gpipe_bench.emulator.emulate`.
+
+    What only one of them takes has its default for the other.
+    """
 
     model: AnyModel
     balance: Sequence[int]
@@ -99,6 +105,27 @@ class TrainingRequest:
     steps: int | None
     steps_overlap: bool
     keep_trace: bool
+    # Of simulations alone.
+    masters: bool = True
+    hosts: int = 1
+    network: str | Link = NETWORK
+    precision: str = "float32"
+    flavour: str = "current"
+    memory: bool = True
+    cache: str | Path | None = None
+    # Of emulations alone.
+    host_time: bool = True
+
+    @property
+    def order(self) -> str | Schedule | None:
+        """The schedule or its name."""
+        given = self.schedule
+        return given if given is None or isinstance(given, str | Schedule) else Schedule.of(given)
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """For each partition its device of the schedule."""
+        return placement(self.order, len(self.balance))
 
     @property
     def hardware(self) -> Profile:
@@ -112,61 +139,63 @@ class TrainingRequest:
         known = self.hardware
         return None if self.launch_us is not None or known.has_own_host else known.host_us
 
-    def problems(self, *, most_devices: int = 2**16, per_partition: bool = True) -> Iterator[str]:
-        """What is wrong about all of these but the schedule.
-
-        Args:
-            most_devices: devices are numbered below this.
-            per_partition: whether ``devices`` has one for each partition.
-        """
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        yield from _types(given)
-        yield from _choices(given)
-        yield from _numbers(given)
-        yield from _devices(self.devices, most_devices, self.balance if per_partition else None)
-        yield from _batch(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationRequest(TrainingRequest):
-    """The arguments of :func:`gpipe_bench.simulator.simulate`."""
-
-    masters: bool
-    hosts: int
-    network: str | Link
-    precision: str
-    flavour: str
-    memory: bool
-    cache: str | Path | None
-
     def check(self) -> None:
         """Check all but whether a balance fits the model, and names of models and profiles, which show later.
 
         Raises:
             ConfigError: all problems at once.
         """
-        problems = [*self.problems(), *schedule_problems(self.schedule)]
-        if problems:
-            raise ConfigError(problems)
+        _raise(self._problems(most_devices=2**16, per_partition=True))
+
+    def check_emulated(self, most_devices: int) -> None:
+        """The same for an emulation, of as many devices at most: some pipelines can be simulated and not emulated.
+
+        Raises:
+            ConfigError: all problems at once.
+        """
+        found = [*self._problems(most_devices=most_devices, per_partition=False)]
+        if self.steps in (None, 1):
+            found.append(f"steps must be a whole number of at least 2, got {self.steps}; the first is a warm-up")
+        if is_layers(self.model):
+            found.append("model must have layers that run, got measured times of layers; use simulate")
+        if isinstance(self.sample, tuple):
+            got = f"a tuple of {len(self.sample)}"
+            found.append(f"sample must be a tensor, got {got}; let the first layer cut it up")
+        _raise(found)
+
+    def _problems(self, *, most_devices: int, per_partition: bool) -> Iterator[str]:
+        """``most_devices``: they are numbered below this; ``per_partition``: ``devices`` has one for each partition."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        yield from _types(given)
+        yield from _choices(given)
+        yield from _numbers(given)
+        yield from _devices(self.devices, most_devices, self.balance if per_partition else None)
+        yield from _batch(self)
+        yield from _schedule(self.schedule)
+
+
+def _raise(problems: Iterable[str]) -> None:
+    if found := [*problems]:
+        raise ConfigError(found)
 
 
 def _types(given: Mapping[str, Any]) -> Iterator[str]:
     for name, (kind, rule) in _TYPES.items():
-        value = given.get(name)
-        if name in given and not isinstance(value, kind) and not (name == "model" and _is_model(value)):
+        value = given[name]
+        if not isinstance(value, kind) and not (name == "model" and _is_model(value)):
             wanted, _, advice = rule.partition("; ")
             yield f"{name} must be {wanted}, got {_shown(value)}; {advice}"
 
 
 def _choices(given: Mapping[str, Any]) -> Iterator[str]:
     for name, allowed in _CHOICES.items():
-        if name in given and given[name] not in allowed:
+        if given[name] not in allowed:
             yield f"{name} must be one of {', '.join(map(str, allowed))}, got {_shown(given[name])}; use one of them"
 
 
 def _numbers(given: Mapping[str, Any]) -> Iterator[str]:
     for name in ("batch_size", "chunks", "hosts", "steps"):
-        if name in given and not _is_count(given[name]) and not (name == "steps" and given[name] is None):
+        if not _is_count(given[name]) and not (name == "steps" and given[name] is None):
             yield f"{name} must be a whole number of at least 1, got {_shown(given[name])}; use 1 or more"
     launch_us = given["launch_us"]
     if launch_us is not None and not (_is_number(launch_us) and 0 < launch_us <= MOST_LAUNCH_US):
@@ -185,7 +214,7 @@ def _devices(devices: Any, most: int, partitions: Any) -> Iterator[str]:
         yield f"devices must be one per partition, got {len(devices)} for {len(partitions)}; name each, or none"
 
 
-def schedule_problems(schedule: object) -> Iterator[str]:
+def _schedule(schedule: object) -> Iterator[str]:
     """Why something is no schedule; whether it can run shows later."""
     rule = f"schedule must be one of {', '.join(SCHEDULES)}, a Schedule, or a list of (kind, i, j) per device"
     if isinstance(schedule, str):
@@ -198,7 +227,7 @@ def schedule_problems(schedule: object) -> Iterator[str]:
             yield f"{rule}, got {_shown(schedule)}; use one of them"
 
 
-def _batch(training: TrainingRequest) -> Iterator[str]:
+def _batch(training: Request) -> Iterator[str]:
     target: Any = training.target
     sample, loss = training.sample, training.loss
     if isinstance(training.model, Model) or is_layers(training.model):

@@ -143,6 +143,7 @@ def test_a_layer_can_catch_a_full_device_amid_the_step(found):
         ({"checkpoint": "some"}, "checkpoint must be one of always, except_last, never, got 'some'"),
         ({"steps": 1, "chunks": 0}, "steps must be a whole number of at least 2, got 1"),
         ({"launch_us": 0}, "launch_us must be more than 0 and at most 1000000, got 0; use microseconds"),
+        ({"host_time": "no"}, "host_time must be True or False, got 'no'"),
         ({"steps": None}, "steps must be a whole number of at least 2, got None"),
     ],
 )
