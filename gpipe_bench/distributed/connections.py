@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpipe_bench.distributed.channel import PATIENCE_S, own_groups, ranks_of
 from gpipe_bench.distributed.data_parallel import Replicas
+from gpipe_bench.distributed.failures import FailureChannel
 from gpipe_bench.distributed.links import Links
 from gpipe_bench.distributed.nccl import DeviceGroup
-from gpipe_bench.distributed.news import News
 from gpipe_bench.errors import text_of
 
 
@@ -64,9 +64,9 @@ class Connections:
             try:
                 own, news = own_groups(others, timeout_s, device)
             except BaseException as error:
-                first = News(groups, patience_s)
+                first = FailureChannel(groups, patience_s)
                 first.tell(f"rank {first.rank} failed: {text_of(error)}")
                 raise
             self.replicas = Replicas(own, Links(own, ranks_of(others), direct=isinstance(own, DeviceGroup)))
             groups.append((news, ranks_of(others)))
-        self.news = News(groups, patience_s)
+        self.failures = FailureChannel(groups, patience_s)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpipe_bench.distributed import wire
+from gpipe_bench.distributed import messages
 from gpipe_bench.distributed.agreement import compare, parameters_of
+from gpipe_bench.distributed.failures import LostError
 from gpipe_bench.distributed.links import Links
 from gpipe_bench.distributed.nccl import DeviceGroup
-from gpipe_bench.distributed.news import LostError
 from gpipe_bench.distributed.staging import Staging
 from gpipe_bench.schedules import Action
 
@@ -51,7 +51,7 @@ class Replicas:
         """
         found, empty = {self.links.rank: settings}, Staging(torch.device("cpu")).empty
         for peer in self.links:
-            self.links[peer].send(*wire.pack(("end", self.links.rank, peer, 0), settings))
+            self.links[peer].send(*messages.pack(("end", self.links.rank, peer, 0), settings))
         for peer in self.links:
             found[peer] = self.links[peer].receive(empty).value(Tensor.cpu)
         for peer in self.links:

@@ -23,13 +23,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gpipe_bench.distributed import wire
+from gpipe_bench.distributed import messages
 from gpipe_bench.distributed.agreement import Begin
 from gpipe_bench.distributed.connections import Connections
 from gpipe_bench.distributed.data_parallel import Replicas
-from gpipe_bench.distributed.news import LostError
+from gpipe_bench.distributed.failures import LostError
+from gpipe_bench.distributed.messages import Description
 from gpipe_bench.distributed.staging import Staging
-from gpipe_bench.distributed.wire import Description
 from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
 from gpipe_bench.errors import PeerError, text_of
@@ -47,7 +47,7 @@ class Exchange(Mailboxes):
 
     Args:
         connections: to the other processes.
-        rows: for each partition the rank of its process.
+        ranks: for each partition the rank of its process.
         routes: where each skip begins and ends, in an order that is the same in all processes.
         device: of this process.
 
@@ -58,15 +58,15 @@ class Exchange(Mailboxes):
     def __init__(
         self,
         connections: Connections,
-        rows: tuple[int, ...],
+        ranks: tuple[int, ...],
         routes: Mapping[Any, tuple[int, int]],
         device: torch.device,
     ) -> None:
         super().__init__()
         self.failure: str | None = None
         self._seed = b""
-        self._links, self._news, self._replicas = connections.links, connections.news, connections.replicas
-        self._nccl, self._rows, self._rank = connections.over_nccl, rows, connections.links.rank
+        self._links, self._failures, self._replicas = connections.links, connections.failures, connections.replicas
+        self._nccl, self._ranks, self._rank = connections.over_nccl, ranks, connections.links.rank
         self._staging = Staging(device, direct=self._nccl is not None)
         self._routes = routes
         self._skips: list[Any] = [None, *routes]
@@ -76,11 +76,11 @@ class Exchange(Mailboxes):
     def put(self, key: Key, value: Any) -> None:
         """Fill a box, here or in another process."""
         way, i, j, skip = key
-        target = j if way in ("begin", "end") else self._rows[j]
+        target = j if way in ("begin", "end") else self._ranks[j]
         if target == self._rank:
             self._values[key] = value
             return
-        description, tensors = wire.pack((way, i, j, self._skips.index(skip)), value)
+        description, tensors = messages.pack((way, i, j, self._skips.index(skip)), value)
         self._leaving.append((target, description, self._staging.outgoing(tensors)))
         # An action that is next on a device must not wait for the copy.
         if not self._staging.copies:
@@ -104,7 +104,7 @@ class Exchange(Mailboxes):
     def fail(self, action: Action, position: int, error: BaseException) -> None:
         """Tell all processes that an action of this one has failed."""
         super().fail(action, position, error)
-        self.give_up(f"rank {self._news.rank} failed at {action}: {text_of(error)}")
+        self.give_up(f"rank {self._failures.rank} failed at {action}: {text_of(error)}")
 
     def clear(self) -> None:
         """Drop all values."""
@@ -116,7 +116,7 @@ class Exchange(Mailboxes):
         if self.failure is None:
             self.failure = reason
             try:
-                self._news.tell(reason)
+                self._failures.tell(reason)
             finally:
                 # The others notice the end of a connection, and then find the reason.
                 self._links.close()
@@ -137,18 +137,18 @@ class Exchange(Mailboxes):
     def enter(self, randomness: BatchRandomness, order: Sequence[Action]) -> Sequence[Action]:
         """Let the tasks of all processes draw from one seed; gives the actions of the own partitions."""
         randomness.share(self._seed)
-        return [action for action in order if self._rows[action.j] == self._rank]
+        return [action for action in order if self._ranks[action.j] == self._rank]
 
     def leave(self, randomness: BatchRandomness, total: Callable[[], Tensor] | None = None) -> Any:
         """End the averages of a batch; all processes get the loss of the last one, and generators that stand alike."""
         self.check()
         self.replicated(Replicas.finish)
-        loss: Any = total() if total is not None and self._rank == self._rows[-1] else None
+        loss: Any = total() if total is not None and self._rank == self._ranks[-1] else None
         # That of a parallel loss belongs to the mesh of the last stage.
         loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
         told = self.gather((loss, randomness.found()))
         randomness.settle([found for _, found in told])
-        return told[self._rows[-1]][0]
+        return told[self._ranks[-1]][0]
 
     def finish(self) -> None:
         """End the batch: all that was sent is received.
@@ -165,7 +165,7 @@ class Exchange(Mailboxes):
     def check(self) -> None:
         """Raise a PeerError if a process has failed."""
         if self.failure is not None:
-            raise PeerError(f"rank {self._news.rank} must stop, since another one did: {self.failure}")
+            raise PeerError(f"rank {self._failures.rank} must stop, since another one did: {self.failure}")
 
     def tell(self, way: str, ranks: Iterable[int], value: Any) -> None:
         """Send a value about the batch to some other processes."""
@@ -206,8 +206,8 @@ class Exchange(Mailboxes):
             return i
         forward = way == "F"
         if skip is not None:
-            return self._rows[self._routes[skip][0 if forward else 1]]
-        return self._rows[j - 1 if forward else j + 1]
+            return self._ranks[self._routes[skip][0 if forward else 1]]
+        return self._ranks[j - 1 if forward else j + 1]
 
     def _send(self) -> None:
         """Begin to send the values that were put, once they are copied from the device."""
@@ -226,7 +226,7 @@ class Exchange(Mailboxes):
 
     def _lost(self, ranks: Sequence[int], error: LostError) -> None:
         if self.failure is None:
-            self.give_up(self._news.cause(ranks, error))
+            self.give_up(self._failures.cause(ranks, error))
 
     @contextmanager
     def _checked(self) -> Iterator[None]:

@@ -26,10 +26,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpipe_bench.distributed import wire
+from gpipe_bench.distributed import messages
 from gpipe_bench.distributed.channel import Group, Work
-from gpipe_bench.distributed.news import LostError
-from gpipe_bench.distributed.wire import Description, Empty, Parcel
+from gpipe_bench.distributed.failures import LostError
+from gpipe_bench.distributed.messages import Description, Empty, Parcel
 
 _MESSAGE, _RECEIPT, _NOTHING = 0, 1, 3
 """Tags; nothing is ever sent with the last one."""
@@ -101,16 +101,16 @@ class Link:
         self._expect(empty)
 
     def send(self, description: Description, tensors: Sequence[Tensor]) -> None:
-        """Begin to send a value, see :func:`gpipe_bench.distributed.wire.pack`."""
+        """Begin to send a value, see :func:`gpipe_bench.distributed.messages.pack`."""
         asks = self._count_to + 1 - self._covered >= _MESSAGES
         description = description._replace(received=self._count_from - self._start_from, asks=asks)
-        pieces = [wire.memory(tensor) for tensor in tensors if tensor.numel()]
+        pieces = [messages.memory(tensor) for tensor in tensors if tensor.numel()]
         expected = self._to.next
         if description == expected:
             pieces = [_bytes(b"\0"), *pieces] if self._direct or not pieces else pieces
         else:
-            news = _bytes(wire.encoded(description))
-            first, *others = (wire.sizes(expected) if expected and not self._direct else []) or [0]
+            news = _bytes(messages.encoded(description))
+            first, *others = (messages.sizes(expected) if expected and not self._direct else []) or [0]
             instead = [_bytes(b"\0" * first + b"\1"), *(_bytes(b"\0") for _ in others)]
             pieces = [*instead, torch.tensor([len(news)], device="cpu"), news, *pieces]
         self._to.is_now(description)
@@ -137,7 +137,7 @@ class Link:
             self._wait(self._begun(self._group.recv, length))
             news = torch.empty(int(length), dtype=torch.uint8, device="cpu")
             self._wait(self._begun(self._group.recv, news))
-            self._parcel = Parcel(wire.decoded(news.numpy().tobytes()), empty, larger=not self._direct)
+            self._parcel = Parcel(messages.decoded(news.numpy().tobytes()), empty, larger=not self._direct)
             self._wait(*[self._begun(self._group.recv, memory) for memory in self._parcel.memory])
         self._count_from += 1
         assert self._parcel is not None  # noqa: S101 - what is not expected is described

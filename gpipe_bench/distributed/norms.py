@@ -33,17 +33,17 @@ def norms_of(partitions: Iterable[nn.Module], norm_type: float) -> Norms:
     return (torch.stack(norms).to("cpu", torch.float64) if norms else none), kinds
 
 
-def total_norm(found: Sequence[Norms], rows: Sequence[int], norm_type: float, device: torch.device) -> Tensor:
+def total_norm(found: Sequence[Norms], ranks: Sequence[int], norm_type: float, device: torch.device) -> Tensor:
     """The norm of all gradients.
 
     Args:
         found: what :func:`norms_of` gives in each process.
-        rows: for each partition the rank of its process.
+        ranks: for each partition the rank of its process.
         norm_type: of the p-norm.
         device: of the result.
     """
     rest = [iter(norms) for norms, _ in found]
-    ordered = [(next(rest[row]), kind) for j, row in enumerate(rows) for kind in found[row][1][j]]
+    ordered = [(next(rest[rank]), kind) for j, rank in enumerate(ranks) for kind in found[rank][1][j]]
     if not ordered:
         return torch.tensor(0.0, device=device)
     # PyTorch sorts gradients by type, in an order that only this function knows.

@@ -27,7 +27,7 @@ from gpipe_bench.engine.pipeline import Batch, Pipeline
 from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.executor import RuntimeExecutor
-from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, ranks_of_partitions
 from gpipe_bench.errors import DeviceCountError, PeerError, text_of
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 
@@ -113,13 +113,13 @@ class Pipe(PartitionedModule):
             self.chunks, self.checkpoint, self.deferred_batch_norm = chunks, checkpoint, deferred_batch_norm
             sizes = checked_module(module, balance)
             chosen = checked_schedule(schedule) or "gpipe"
-            rows = ranks_of_partitions(chosen, len(sizes), self._size)
+            ranks = process_ranks(chosen, len(sizes), self._size)
             if deferred_batch_norm:
                 convert_deferred_batch_norm(module)
-            partitions, layout = own_partitions(module, sizes, [row == self.rank for row in rows], own, materialise)
-            self._executor = RuntimeExecutor(chosen, [own] * len(rows), rows)
-            self._pipeline = Pipeline(self._executor, rows)
-            self.adopt_layers(partitions, layout, sizes, [own] * len(rows))
+            partitions, layout = own_partitions(module, sizes, [rank == self.rank for rank in ranks], own, materialise)
+            self._executor = RuntimeExecutor(chosen, [own] * len(ranks), ranks)
+            self._pipeline = Pipeline(self._executor, ranks)
+            self.adopt_layers(partitions, layout, sizes, [own] * len(ranks))
             nccl, links = self._connections.over_nccl, self._connections.links
             made = description(module, sizes, schedule, layout, deferred=deferred_batch_norm)
             mine = {"NCCL": nccl is not None} | made
@@ -128,10 +128,10 @@ class Pipe(PartitionedModule):
             exchange.finish()
             compare(found, links.ranks)
             if nccl is not None:
-                nccl.connect(edges(rows, layout), own)
+                nccl.connect(edges(ranks, layout), own)
 
             def share(replicas: Replicas) -> None:
-                own = [j for j, row in enumerate(rows) if row == self.rank]
+                own = [j for j, rank in enumerate(ranks) if rank == self.rank]
                 replicas.agree(mine | {"the own partitions": own}, "make the same pipeline everywhere")
                 replicas.copy(self)
 
@@ -156,7 +156,7 @@ class Pipe(PartitionedModule):
                 "pipe.step(input, target, loss), or use torch.no_grad()"
             )
         self._evaluations += 1
-        with self._together(self._pipeline.rows, self.skip_layout.routes) as exchange:
+        with self._together(self._pipeline.ranks, self.skip_layout.routes) as exchange:
             batch, _ = self._begun(exchange, input, "forward")
             return self._executor.forward(batch, exchange)
 
@@ -187,9 +187,9 @@ class Pipe(PartitionedModule):
             Exception: as for :meth:`gpipe_bench.GPipe.step`. All other processes raise a PeerError that names it, and
                 the pipeline can run no more.
         """
-        pipeline, last = self._pipeline, self.rank == self._pipeline.rows[-1]
+        pipeline, last = self._pipeline, self.rank == self._pipeline.ranks[-1]
         goal = Goal(target, loss, return_output, reduction) if last else None
-        with self._together(pipeline.rows, self.skip_layout.routes) as exchange:
+        with self._together(pipeline.ranks, self.skip_layout.routes) as exchange:
             batch, begin = self._begun(exchange, input, "step")
             evaluations, self._evaluations = self._evaluations, 0
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
@@ -211,12 +211,12 @@ class Pipe(PartitionedModule):
         """
         call = {"the call": "clip_grad_norm_", "max_norm": max_norm, "norm_type": norm_type}
 
-        rows = self._pipeline.rows
-        with self._together(rows, {}) as exchange:
+        ranks = self._pipeline.ranks
+        with self._together(ranks, {}) as exchange:
             self._agreed(exchange, call, "clip_grad_norm_")
             exchange.replicated(lambda replicas: replicas.agree(call))
             found = exchange.gather(norms_of(self.partitions, norm_type))
-        total = total_norm(found, rows, norm_type, self._device)
+        total = total_norm(found, ranks, norm_type, self._device)
         clip(self.parameters(), max_norm, total)
         return total
 
@@ -230,21 +230,21 @@ class Pipe(PartitionedModule):
     # --- what processes agree on -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _together(self, rows: tuple[int, ...], routes: Mapping[Any, tuple[int, int]]) -> Iterator[Exchange]:
+    def _together(self, ranks: tuple[int, ...], routes: Mapping[Any, tuple[int, int]]) -> Iterator[Exchange]:
         """A block that all processes enter together. If it fails in this one, it does in all.
 
         Args:
-            rows: for each partition the rank of its process.
+            ranks: for each partition the rank of its process.
             routes: where each skip begins and ends.
         """
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
-        exchange = Exchange(self._connections, rows, routes, self._device)
+        exchange = Exchange(self._connections, ranks, routes, self._device)
         try:
             yield exchange
             exchange.finish()
         except BaseException as error:
-            exchange.give_up(f"rank {self._connections.news.rank} failed: {text_of(error)}")
+            exchange.give_up(f"rank {self._connections.failures.rank} failed: {text_of(error)}")
             self.failure = exchange.failure
             raise
 
@@ -254,7 +254,7 @@ class Pipe(PartitionedModule):
         if list(self._modules.items()) != self.layers_in_use:
             raise ValueError("layers of a distributed pipeline must stay, got others; make a new pipeline of them")
         settings: dict[str, Any] = {"the call": call}
-        if self.rank == self._pipeline.rows[0]:
+        if self.rank == self._pipeline.ranks[0]:
             check_input(value, self._device)
             microbatches, sizes = scatter(value, self.chunks)
             shapes = [[getattr(each, "shape", None) for each in microbatch.values] for microbatch in microbatches]
@@ -264,12 +264,12 @@ class Pipe(PartitionedModule):
             microbatches = []
             begin = self._agreed(exchange, settings)
             self._agree(begin, self._settings(len(begin.sizes)))
-        put_together = gather if self.rank == self._pipeline.rows[-1] else _nothing
+        put_together = gather if self.rank == self._pipeline.ranks[-1] else _nothing
         return self._pipeline.batch(self, microbatches, begin.sizes, put_together), begin
 
     def _agreed(self, exchange: Exchange, settings: dict[str, Any], *batch: Any) -> Begin:
         """What the first process says; it must have these settings, too. The first process has ``batch``."""
-        first = self._pipeline.rows[0]
+        first = self._pipeline.ranks[0]
         if self.rank == first:
             begin = Begin(settings, *batch)
             exchange.tell("begin", [rank for rank in range(self._size) if rank != first], tuple(begin))
@@ -281,7 +281,7 @@ class Pipe(PartitionedModule):
 
     def _agree(self, begin: Begin, settings: dict[str, Any]) -> None:
         ranks = self._connections.links.ranks
-        begin.agree(settings, (ranks[self._pipeline.rows[0]], ranks[self.rank]))
+        begin.agree(settings, (ranks[self._pipeline.ranks[0]], ranks[self.rank]))
 
     def _settings(self, m: int) -> dict[str, Any]:
         lists = self._executor.lists(self._pipeline.plan(self, m))
@@ -299,9 +299,9 @@ def _nothing(_: list[MicroBatch]) -> MicroBatch:
     return MicroBatch((None,), None)
 
 
-def ranks_of_partitions(schedule: ScheduleLike, n: int, size: int) -> tuple[int, ...]:
+def process_ranks(schedule: ScheduleLike, n: int, size: int) -> tuple[int, ...]:
     """For each of n partitions the rank of its process, of ``size``."""
-    ranks = schedule_rows(schedule, n, size)
+    ranks = ranks_of_partitions(schedule, n, size)
     if max(ranks, default=-1) + 1 != size:
         raise DeviceCountError(
             f"processes must be as many as the devices of the schedule, {max(ranks, default=-1) + 1} for "
@@ -367,9 +367,9 @@ def _given_memory(layer: nn.Module, device: torch.device) -> list[nn.Module]:
     return modules
 
 
-def edges(rows: Sequence[int], layout: SkipLayout) -> set[tuple[int, int]]:
+def edges(ranks: Sequence[int], layout: SkipLayout) -> set[tuple[int, int]]:
     """(sender, receiver) of all channels: neighbours, ends of skips, and all with rank 0 and the first process."""
-    ends = [(j, j + 1) for j in range(len(rows) - 1)] + [*layout.routes.values()]
-    pairs = {(rows[source], rows[target]) for source, target in ends}
-    pairs |= {(center, rank) for center in (0, rows[0]) for rank in rows}
+    ends = [(j, j + 1) for j in range(len(ranks) - 1)] + [*layout.routes.values()]
+    pairs = {(ranks[source], ranks[target]) for source, target in ends}
+    pairs |= {(center, rank) for center in (0, ranks[0]) for rank in ranks}
     return {edge for pair in pairs for edge in (pair, pair[::-1]) if pair[0] != pair[1]}

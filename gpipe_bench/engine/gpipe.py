@@ -25,7 +25,7 @@ from gpipe_bench.engine.module import Device, PartitionedModule
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.pipeline import Executor, Pipeline
 from gpipe_bench.engine.runtime.executor import RuntimeExecutor
-from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, ranks_of_partitions
 from gpipe_bench.schedules.table import check_device_count
 
 
@@ -111,14 +111,14 @@ class GPipe(PartitionedModule):
         chosen = checked_schedule(schedule)
         given = check_collection("devices", devices, "a list of devices, one per partition, such as ['cuda:0']")
         count = len(cuda_devices() if given is None else given)
-        rows = schedule_rows(chosen, len(sizes), count)
-        check_device_count(rows, count)
+        ranks = ranks_of_partitions(chosen, len(sizes), count)
+        check_device_count(ranks, count)
         # One entry for each device of the schedule, or one for each partition.
-        entries = rows if len(set(rows)) < len(rows) else range(len(rows))
-        found = resolve_devices(given, max(entries, default=-1) + 1, len(rows))
+        entries = ranks if len(set(ranks)) < len(ranks) else range(len(ranks))
+        found = resolve_devices(given, max(entries, default=-1) + 1, len(ranks))
         placed = [found[entry] for entry in entries]
-        executor: Executor = PaperExecutor() if chosen is None else RuntimeExecutor(chosen, placed, rows)
-        self._pipeline = Pipeline(executor, rows)
+        executor: Executor = PaperExecutor() if chosen is None else RuntimeExecutor(chosen, placed, ranks)
+        self._pipeline = Pipeline(executor, ranks)
         self.adopt_layers(*split_layers(module, sizes, placed, deferred_batch_norm=deferred_batch_norm), sizes, placed)
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - its name in every nn.Module

@@ -29,10 +29,10 @@ class Partition:
         j: its index.
         layers: its layers.
         device: where they are.
-        row: the device of the schedule that it belongs to. Partitions of one row take turns, so they share a compute
+        rank: the device of the schedule that it belongs to. Partitions of one rank take turns, so they share a compute
             stream, and hand tensors on as they are.
         worker: the thread that issues its tasks: one per device, on the CPU one per partition.
-        own_stream: a compute stream of its row's own, if other rows share the device and they exchange tensors
+        own_stream: a compute stream of its rank's own, if other ranks share the device and they exchange tensors
             through the host; else None, and it computes on the caller's current stream.
         incoming: skips that a task takes in, in order.
         outgoing: skips that a task gives out, in order.
@@ -46,7 +46,7 @@ class Partition:
     j: int
     layers: nn.Sequential
     device: torch.device
-    row: int
+    rank: int
     worker: int
     own_stream: Stream
     incoming: list[SkipKey]
@@ -94,13 +94,13 @@ TASK: Final = Partition.compute.__code__
 def put_in_place(
     partitions: Sequence[nn.Sequential],
     devices: Sequence[torch.device],
-    rows: Sequence[int],
+    ranks: Sequence[int],
     layout: SkipLayout,
     *,
     portals: bool,
     transfer: str,
 ) -> list[Partition]:
-    """Put partitions on devices; ``rows`` are their devices of the schedule.
+    """Put partitions on devices; ``ranks`` are their devices of the schedule.
 
     With portals a skip goes from its source to its destination in one hop. Else it rides along, and every partition
     between takes it in and gives it out.
@@ -108,17 +108,17 @@ def put_in_place(
     found = []
     own: dict[int, Stream] = {}
     for j, (layers, device) in enumerate(zip(partitions, devices, strict=True)):
-        sharing = {row for row, other in zip(rows, devices, strict=True) if other == device}
-        if transfer == "host" and len(sharing) > 1 and rows[j] not in own:
-            own[rows[j]] = shared_stream(device, sorted(sharing).index(rows[j]))
+        sharing = {rank for rank, other in zip(ranks, devices, strict=True) if other == device}
+        if transfer == "host" and len(sharing) > 1 and ranks[j] not in own:
+            own[ranks[j]] = shared_stream(device, sorted(sharing).index(ranks[j]))
         found.append(
             Partition(
                 j,
                 layers,
                 device,
-                rows[j],
+                ranks[j],
                 worker=j if device.type == "cpu" else list(devices).index(device),
-                own_stream=own.get(rows[j]),
+                own_stream=own.get(ranks[j]),
                 incoming=layout.arrivals(j) if portals else layout.passing(j - 1),
                 outgoing=layout.departures(j) if portals else layout.passing(j),
                 has_skips=bool(layout.passing(j) or layout.passing(j - 1))

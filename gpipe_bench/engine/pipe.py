@@ -25,7 +25,7 @@ from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.pipeline import Executor, Pipeline
 from gpipe_bench.engine.placed import placed_partitions, unwrapped
 from gpipe_bench.engine.runtime.executor import RuntimeExecutor
-from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, schedule_rows
+from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, ranks_of_partitions
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.skip.trees import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
 
@@ -151,9 +151,9 @@ class Pipe(PartitionedModule):
         chosen = checked_schedule(schedule)
         # Layers that are all on one device: a schedule with several partitions per device takes two for one.
         count = len(set(devices)) if len(set(devices)) > 1 else max(len(devices) // 2, 1)
-        rows = schedule_rows(chosen, len(sizes), count)
-        executor: Executor = PaperExecutor() if chosen is None else RuntimeExecutor(chosen, devices, rows)
-        self._pipeline = Pipeline(executor, rows)
+        ranks = ranks_of_partitions(chosen, len(sizes), count)
+        executor: Executor = PaperExecutor() if chosen is None else RuntimeExecutor(chosen, devices, ranks)
+        self._pipeline = Pipeline(executor, ranks)
         found = split_layers(module, sizes, devices, PipeSequential, deferred_batch_norm=deferred_batch_norm)
         self.adopt_layers(*found, sizes, devices)
 

@@ -53,11 +53,11 @@ class Pipeline:
 
     Args:
         executor: what runs the batches.
-        rows: for each partition the device of the schedule that it belongs to.
+        ranks: for each partition the device of the schedule that it belongs to.
     """
 
-    def __init__(self, executor: Executor, rows: tuple[int, ...]) -> None:
-        self.executor, self.rows = executor, rows
+    def __init__(self, executor: Executor, ranks: tuple[int, ...]) -> None:
+        self.executor, self.ranks = executor, ranks
         self.reset_process_state()
 
     def reset_process_state(self) -> None:
@@ -66,7 +66,7 @@ class Pipeline:
         self._in_place: tuple[Any, list[Partition]] = None, []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"executor": self.executor, "rows": self.rows}
+        return {"executor": self.executor, "ranks": self.ranks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # of this class alone
@@ -76,7 +76,7 @@ class Pipeline:
         if self._in_place[0] is not module.partitions:
             self.reset_process_state()
             options: Any = {"portals": module.components.portals, "transfer": module.transfer}
-            found = put_in_place(module.partitions, module.devices, self.rows, module.skip_layout, **options)
+            found = put_in_place(module.partitions, module.devices, self.ranks, module.skip_layout, **options)
             self._in_place = module.partitions, found
         return Plan(
             m=m,
@@ -265,9 +265,9 @@ class BatchContext:
     def route(self, kind: str, i: int, source: int, target: int) -> Route | None:
         """How a ``copy`` or ``portal`` takes micro-batch i from partition to partition.
 
-        None where nothing is copied: within one device, unless through the host to another row.
+        None where nothing is copied: within one device, unless through the host to another rank.
         """
         here, there = self.partitions[source], self.partitions[target]
-        if here.device == there.device and (self.transfer == "direct" or here.row == there.row):
+        if here.device == there.device and (self.transfer == "direct" or here.rank == there.rank):
             return None
         return Route(kind, self.streams[source][i], self.streams[target][i], i, target, self.transfer, self.observer)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpipe_bench.distributed import PeerError, Pipe
-from gpipe_bench.distributed.news import News
+from gpipe_bench.distributed.failures import FailureChannel
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import placement
@@ -222,8 +222,8 @@ def test_an_interrupt_while_the_reason_is_told(monkeypatch):
     def burn():
         raise BoomError("by accident")
 
-    tell = News.tell
-    monkeypatch.setattr(News, "tell", interrupted)
+    tell = FailureChannel.tell
+    monkeypatch.setattr(FailureChannel, "tell", interrupted)
     results = outcomes("1f1b", 3, 1, 3, burn)
     assert isinstance(results.pop(1), KeyboardInterrupt)
     assert all("rank 1 is gone or silent" in str(result) for result in results)

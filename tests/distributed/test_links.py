@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gpipe_bench.autograd.microbatch import MicroBatch
-from gpipe_bench.distributed import wire
+from gpipe_bench.distributed import messages
+from gpipe_bench.distributed.failures import LostError
 from gpipe_bench.distributed.links import Link
-from gpipe_bench.distributed.news import LostError
 from gpipe_bench.distributed.staging import Staging
 from tests.distributed.threads import ThreadGroup, World
 
@@ -54,7 +54,7 @@ class Ends:
             end.begin(kind, STAGING.empty)
 
     def send(self, value, box=BOX):
-        self.ends[0].send(*wire.pack(box, value))
+        self.ends[0].send(*messages.pack(box, value))
 
     def receive(self):
         parcel = self.ends[1].receive(STAGING.empty)
@@ -155,7 +155,7 @@ def test_strides_stay():
 
 
 def test_a_microbatch():
-    value = MicroBatch((torch.rand(2), torch.rand(2), 3), wire.tree_flatten((0, (0, 0)))[1], frozenset({1}))
+    value = MicroBatch((torch.rand(2), torch.rand(2), 3), messages.tree_flatten((0, (0, 0)))[1], frozenset({1}))
     ends = Ends()
     for _ in range(3):
         (_, there), _ = ends.handed_on(value)
@@ -193,7 +193,7 @@ def test_a_value_that_no_other_process_can_import():
         pass
 
     with pytest.raises(TypeError, match="values between processes must be tensors, or what pickle takes, got Own and"):
-        wire.pack(BOX, [Own()])
+        messages.pack(BOX, [Own()])
 
 
 @pytest.mark.filterwarnings("ignore")  # both kinds of tensors warn
@@ -205,4 +205,4 @@ def test_tensors_that_are_refused(kind):
         "nested": lambda: torch.nested.nested_tensor([x[0], x[1, :2]]),
     }
     with pytest.raises(TypeError, match=f"must be plain, dense or sparse, got a {kind} tensor"):
-        wire.pack(BOX, [make[kind]()])
+        messages.pack(BOX, [make[kind]()])

@@ -18,7 +18,7 @@ import torch
 
 PATIENCE_S = 20.0
 NEWS = 2
-"""The tag of news, as in :mod:`gpipe_bench.distributed.news`."""
+"""The tag of news, as in :mod:`gpipe_bench.distributed.failures`."""
 
 
 class World:

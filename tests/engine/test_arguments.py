@@ -138,7 +138,7 @@ def test_each_device_has_a_partition_or_is_refused(schedule, n, count):
     except (DeviceCountError, ScheduleError):
         return
     # More devices than partitions may be there where each partition has its own, as in torchgpipe.
-    assert len(set(pipe._pipeline.rows)) == min(n, count)
+    assert len(set(pipe._pipeline.ranks)) == min(n, count)
 
 
 @pytest.mark.parametrize("schedule", ["zb_v", "v_half", "v_min", "dualpipe_v"])

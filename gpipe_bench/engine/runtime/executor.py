@@ -43,11 +43,11 @@ class RuntimeExecutor:
     Args:
         schedule: see :class:`gpipe_bench.GPipe`.
         devices: one per partition.
-        rows: for each partition its device of the schedule.
+        ranks: for each partition its device of the schedule.
     """
 
-    def __init__(self, schedule: ScheduleLike, devices: Sequence[torch.device], rows: Sequence[int]) -> None:
-        self._schedule, self._devices, self._rows = schedule, list(devices), max(rows, default=0) + 1
+    def __init__(self, schedule: ScheduleLike, devices: Sequence[torch.device], ranks: Sequence[int]) -> None:
+        self._schedule, self._devices, self._rank_count = schedule, list(devices), max(ranks, default=0) + 1
         self._lists: dict[tuple[int, int, bool], ActionLists] = {}
 
     def lists(self, plan: Plan[SkipKey]) -> ActionLists:
@@ -55,7 +55,7 @@ class RuntimeExecutor:
         key = m, checkpointed, early = plan.m, plan.checkpointed, plan.components.early_recompute
         if key not in self._lists:
             options: Any = {"m": m, "checkpointed": checkpointed, "early_recompute": early}
-            self._lists[key] = action_lists(self._schedule, self._devices, self._rows, **options)
+            self._lists[key] = action_lists(self._schedule, self._devices, self._rank_count, **options)
         return self._lists[key]
 
     def forward(self, batch: Batch, mailboxes: Mailboxes | None = None) -> Any:

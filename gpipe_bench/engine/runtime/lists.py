@@ -54,7 +54,7 @@ class ActionLists:
 def action_lists(
     schedule: ScheduleLike,
     devices: Sequence[torch.device],
-    rows: int,
+    rank_count: int,
     *,
     m: int,
     checkpointed: int,
@@ -65,7 +65,7 @@ def action_lists(
     Args:
         schedule: a name, a schedule, or a function that gives one.
         devices: one per partition.
-        rows: how many devices the schedule has.
+        rank_count: how many devices the schedule has.
         m: how many micro-batches.
         checkpointed: how many of them are checkpointed, the first ones.
         early_recompute: whether R stands ahead of B.
@@ -74,7 +74,7 @@ def action_lists(
         ScheduleError: the schedule is for another number of micro-batches or partitions, or for other devices.
     """
     n = len(devices)
-    made = named_schedule(schedule, m, n, rows) if isinstance(schedule, str) else _given(schedule, m, n)
+    made = named_schedule(schedule, m, n, rank_count) if isinstance(schedule, str) else _given(schedule, m, n)
     if early_recompute:
         made = with_recomputation(made, checkpointed)
     facts = check(made)
@@ -82,8 +82,8 @@ def action_lists(
         got = f"{facts.microbatches} micro-batches and {facts.partitions} partitions"
         wanted = f"{m} micro-batches and {n} partitions"
         raise ScheduleError([f"schedule must be for {wanted}, got one for {got}; change chunks, balance or schedule"])
-    for row in range(len(facts.schedule.devices)):
-        parts = [j for j, home in enumerate(facts.placement) if home == row]
+    for rank in range(len(facts.schedule.devices)):
+        parts = [j for j, home in enumerate(facts.placement) if home == rank]
         found = sorted({str(devices[j]) for j in parts})
         if len(found) > 1:
             rule = f"partitions {', '.join(map(str, parts))} must be on one device, as the schedule has them"
@@ -97,7 +97,7 @@ def action_lists(
         name=schedule if isinstance(schedule, str) else "one of your own",
         facts=facts,
         checkpointed=frozenset(cells),
-        groups=tuple(row if device.type == "cpu" else -1 - index for device, index, row in homes),
+        groups=tuple(rank if device.type == "cpu" else -1 - index for device, index, rank in homes),
         forward=tuple(action for action in order if action.kind == "F"),
         backward=tuple(action for action in order if action.kind != "F"),
         positions={action: position for position, action in enumerate(order)},
@@ -131,7 +131,7 @@ def _given(schedule: Schedule | Callable[[int, int], Schedule], m: int, n: int) 
         raise TypeError(f"{rule}, got {schedule!r} and the error '{error}'; change the function") from error
 
 
-def schedule_rows(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:
+def ranks_of_partitions(schedule: ScheduleLike | None, n: int, devices: int) -> tuple[int, ...]:
     """For each partition the device of the schedule that has it; only schedules of a loop depend on ``devices``."""
     if n and schedule is not None and not isinstance(schedule, str):
         schedule = _given(schedule, n, n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.distributed.news import LostError, News
+from gpipe_bench.distributed.failures import FailureChannel, LostError
 from tests.distributed.threads import ThreadGroup, World
 
 SILENT, CLOSED = LostError(RuntimeError("Timed out waiting")), LostError(RuntimeError("Connection closed\nby peer"))
@@ -12,7 +12,7 @@ RANKS = [10, 11, 12]
 
 
 def news_of(world):
-    return [News([(ThreadGroup(world, rank), RANKS)], patience_s=0.01) for rank in range(3)]
+    return [FailureChannel([(ThreadGroup(world, rank), RANKS)], patience_s=0.01) for rank in range(3)]
 
 
 def test_what_is_told_is_the_cause():
@@ -34,7 +34,7 @@ def test_a_process_that_is_gone(before):
     world = World(3)
     if before:
         world.kill(2)
-        first, _ = [News([(ThreadGroup(world, rank), RANKS)], patience_s=0.01) for rank in range(2)]
+        first, _ = [FailureChannel([(ThreadGroup(world, rank), RANKS)], patience_s=0.01) for rank in range(2)]
     else:
         first, *_ = news_of(world)
         world.kill(2)

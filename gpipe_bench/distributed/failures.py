@@ -33,7 +33,7 @@ class LostError(Exception):
         self.silent = "Timed out" in str(self)
 
 
-class News:
+class FailureChannel:
     """What the processes of one or more groups tell each other when they stop.
 
     Args:
