@@ -172,10 +172,12 @@ def reduced(
     if settings is not None:
         _check_known(settings, reduction)
         reduction = settings["reduction"]
+    # Class indices, not the probability of each class.
+    are_labels = isinstance(target, Tensor) and not target.is_floating_point()
     call, shares = loss, [1.0] * count
     if count > 1 and callable(reduction):
         shares = _weighted(reduction, targets)
-    elif count > 1 and settings and settings["over_labels"] and reduction == "mean" and _are_labels(target):
+    elif count > 1 and settings and settings["over_labels"] and reduction == "mean" and are_labels:
         call = _over_labels(loss, settings, target)
     elif count > 1 and reduction != "sum":
         if reduction is None:
@@ -225,11 +227,6 @@ def _settings(loss: Any) -> dict[str, Any] | None:
         defaults = {"reduction": "mean", "weight": None}
         return {**defaults, **given, "over_labels": function in _OVER_LABELS}
     return None
-
-
-def _are_labels(target: Any) -> bool:
-    """Whether a target has class indices, not the probability of each class."""
-    return isinstance(target, Tensor) and not target.is_floating_point()
 
 
 def _over_labels(loss: Any, settings: Mapping[str, Any], labels: Tensor) -> Loss:

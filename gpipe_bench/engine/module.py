@@ -181,7 +181,8 @@ class PartitionedModule(nn.Module):
         except (ValueError, IndexError):
             there = set()
         if there != set(self.devices):
-            raise PlacementError(_not_moved(call))
+            rule = "a pipeline must stay on the devices it was made for"
+            raise PlacementError(f"{rule}, got {call}; make a new one on other devices")
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse ``torch.jit.script``, which asks this of each module."""
@@ -264,7 +265,3 @@ class PartitionedModule(nn.Module):
 
 def _refusal(got: str, advice: str) -> str:
     return f"layers of a pipeline must be replaced one by one, in their places, got {got}; {advice}"
-
-
-def _not_moved(call: str) -> str:
-    return f"a pipeline must stay on the devices it was made for, got {call}; make a new one on other devices"

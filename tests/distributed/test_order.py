@@ -29,14 +29,14 @@ class Watched(exchange.Exchange):
             notes[other].append(Message(*key[:3], None if key[3] is None else self.keys.index(key[3]) - 1))
 
     def put(self, key, value):
-        self.note(self.put_there, key, self._rows[key[2]] if key[0] in "FB" else self._rank)
+        self.note(self.put_there, key, self._ranks[key[2]] if key[0] in "FB" else self._rank)
         super().put(key, value)
 
     def take(self, key, place):
         way, _, j, skip = key
         if way in "FB" and (way, j, skip) != ("F", 0, None):
             route = self.routes[self.keys.index(skip)] or (j - 1, j + 1)
-            self.note(self.taken_here, key, self._rows[route[way == "B"]])
+            self.note(self.taken_here, key, self._ranks[route[way == "B"]])
         return super().take(key, place)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections import OrderedDict
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench import GPipe
+from gpipe_bench import GPipe, Pipe, distributed
+from gpipe_bench.engine.module import PartitionedModule
+from gpipe_bench.engine.paper.executor import PaperExecutor
+from gpipe_bench.engine.runtime.executor import RuntimeExecutor
 from gpipe_bench.errors import PlacementError
-from tests.engine.support import Mix, on_cpu
+from tests.engine.support import Mix, Watch, on_cpu
 
 X = torch.ones(4, 3)
 
@@ -63,7 +67,8 @@ def test_an_empty_pipeline_takes_tensors_only(value):
 
 def named() -> nn.Sequential:
     """Names that the pipeline uses for itself."""
-    names = ["devices", "balance", "partitions", "chunks", "checkpoint", "components", "observe", "_stages"]
+    names = ["devices", "balance", "partitions", "chunks", "checkpoint", "components", "observe", "_pipeline"]
+    names += ["task_observer", "batch_lock", "layers_in_use", "skip_layout"]
     return nn.Sequential(OrderedDict((name, nn.Linear(3, 3)) for name in names))
 
 
@@ -89,9 +94,9 @@ def test_checkpoints_load_both_ways(deferred):
 
 def test_layers_may_have_the_names_of_attributes():
     plain = named()
-    pipe = on_cpu(copy.deepcopy(plain), [4, 4], chunks=2)
+    pipe = on_cpu(copy.deepcopy(plain), [6, 6], chunks=2)
     assert list(pipe.state_dict()) == list(plain.state_dict())
-    assert (pipe.balance, pipe.chunks, pipe.devices[0].type) == ([4, 4], 2, "cpu")
+    assert (pipe.balance, pipe.chunks, pipe.devices[0].type) == ([6, 6], 2, "cpu")
     torch.testing.assert_close(pipe(X), plain(X))
     pipe(X).sum().backward()
     assert all(parameter.grad is not None for parameter in pipe.parameters())
@@ -99,8 +104,31 @@ def test_layers_may_have_the_names_of_attributes():
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))])
 def test_copies_of_such_a_pipeline_work(again):
-    pipe = on_cpu(named(), [4, 4], chunks=2)
-    torch.testing.assert_close(again(pipe)(X), pipe(X))
+    pipe = on_cpu(named(), [6, 6], chunks=2)
+    with pipe.observe(Watch()):
+        copied = again(pipe)
+    torch.testing.assert_close(copied(X), pipe(X))
+    assert (copied.task_observer, copied.batch_lock.locked()) == (None, False)
+
+
+@pytest.mark.parametrize(("schedule", "kind"), [(None, PaperExecutor), ("1f1b", RuntimeExecutor)])
+def test_a_pipeline_holds_one_executor(schedule, kind):
+    pipe = on_cpu(nn.Sequential(*layers()), [2, 2], schedule=schedule)
+    executor = pipe._pipeline.executor
+    assert type(executor) is kind
+    pipe.step(X, X, nn.functional.mse_loss)
+    pipe[0] = Mix()
+    pipe.step(X, X, nn.functional.mse_loss)
+    assert pipe._pipeline.executor is executor
+
+
+@pytest.mark.parametrize("kind", [GPipe, Pipe, distributed.Pipe])
+def test_tools_see_the_parameters_of_a_pipeline(kind):
+    """Nothing stands between it and the module of layers, and nothing is handed on by ``*args`` or ``**kwargs``."""
+    assert kind.__mro__ == (kind, PartitionedModule, nn.Module, object)
+    for call in (kind, kind.step):
+        kinds = {each.kind for each in inspect.signature(call).parameters.values() if each.name != "kwargs"}
+        assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 def test_an_optimizer_trains_the_layers_of_the_module_itself():
