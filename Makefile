@@ -44,7 +44,7 @@ setup: ## make .venv with the pinned packages that every target of the workflow 
 
 ablation: ## simulate every combination of the components, and measure here: table, CSV, figures, traces
 	$(SETUP) workflow
-	@PATH="$(BIN):$$PATH" snakemake --cores $(CORES) ablation --no-hooks $(ARGS)
+	@PATH="$(BIN):$$PATH" TABLE_FOLLOWS=yes snakemake --cores $(CORES) ablation $(ARGS)
 	@test ! -e results/ablation.csv || $(BIN)/python -m gpipe_bench table --brief --rows results/ablation.csv
 	@scripts/setup.sh --next
 

@@ -182,19 +182,31 @@ def test_a_job_that_fails_shows_why(place, snakemake):
     assert "error: table must have the digest that datapackage.json records" in done.stdout
 
 
+def make(place, *words):
+    """``make ablation`` in a checkout, whose environment is that of the tests."""
+    programs = {".venv/bin/python": "", ".venv/bin/snakemake": "-m snakemake", "scripts/setup.sh": "-c ''"}
+    for name, program in programs.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+        (place / name).chmod(0o755)
+    command = ["make", "--file", str(ROOT / "Makefile"), "ablation", f"ARGS={' '.join(words)}"]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+
+
 def test_make_ends_with_the_table_when_nothing_is_to_be_done_too(run):
     place, _ = run
-    programs = {".venv/bin/python": "", ".venv/bin/snakemake": "-m snakemake", "scripts/setup.sh": "-c ''"}
-    for name, words in programs.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (place / name).chmod(0o755)
-    command = ["make", "--file", str(ROOT / "Makefile"), "ablation", "ARGS=--configfile tiny.yaml"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    done = make(place, "--configfile", "tiny.yaml")
     assert done.returncode == 0, done.stderr
     assert "Nothing to be done" in done.stderr
     for word in ("baseline", "plain loop", "results/ablation.csv"):
         assert word in done.stdout
+
+
+def test_make_runs_jobs_in_a_new_checkout(tmp_path):
+    place = checkout(tmp_path)
+    done = make(place, "--configfile", "tiny.yaml", "--until", "simulate")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(files(place, "results/simulated")) == 2
 
 
 @pytest.mark.parametrize(
