@@ -32,6 +32,7 @@ from gpipe_bench.cli.options import HOST_BOUND, tell_microbatches, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulate import TRACE_HELP
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.util.console import Column, Grid, output
 from gpipe_bench.util.files import check_writable, json_text, write_files
 
@@ -89,7 +90,7 @@ def emulate(
         check_unused("without --cells", only=only, timelines=timelines)
         check_unused("without a script", races=races)
         shared = {"devices": devices} if devices else {}
-        cut = {"balance": AUTO} if _CUT & given.keys() else {}
+        cut = {"balance": AUTO} if _CUT & given.keys() or is_schedule_file(given.get("schedule")) else {}
         _emulate_cell(from_options(EmulatedCell, {**cut, **given, **shared}), trace, out)
     elif wrong := [option_name((name,)) for name in given if name not in _OF_SCRIPTS]:
         raise ConfigError([f"options of a cell must be left out with a script, got {', '.join(wrong)}; leave them out"])

@@ -1,18 +1,36 @@
-"""``explain``: where the time of a traced step went, and what other schedules would give."""
+"""``explain``: where the time of a step went, what other schedules give, and how it differs from another step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gpipe_bench.cli.cells import check_unused
+from gpipe_bench.cli.options import VALUES, complete
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.results.explain import alternatives, by_arithmetic, split
+from gpipe_bench.results.explain import alternatives, by_arithmetic, shifts, split
+from gpipe_bench.results.tables import lines_text
 from gpipe_bench.results.traced import Step, read_step
+from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule
+from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.util.console import Column, Grid, output
+from gpipe_bench.util.files import write_files
 
 _MODES = ("never", "always")
+_COLUMNS = (
+    "device",
+    "kind",
+    "microbatch",
+    "partition",
+    "other_start_ms",
+    "other_end_ms",
+    "start_ms",
+    "end_ms",
+    "late_ms",
+)
 _SHARES = ("compute", "recompute", "copy", "imbalance", "bubble")
 
 
@@ -24,9 +42,32 @@ def explain(
             "ranges as PP:0F3."
         ),
     ],
+    *,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            autocompletion=complete(VALUES["schedule"]),
+            help="Compare each action with another trace, whose files are named as often as there are; or with a "
+            "schedule, a name or a CSV file, of the same durations and free transfers.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=1, help="With --against: share of the step by which an action may be off.")
+    ] = 0.02,
+    out: Annotated[
+        Path | None, typer.Option(help="With --against: table of all actions, a CSV file, times in milliseconds.")
+    ] = None,
 ) -> None:
-    """Split the time of a traced step into compute, copies, bubble, imbalance, host; say what other schedules give."""
+    """Split the time of a traced step into compute, copies, bubble, imbalance, host; say what other schedules give.
+
+    With --against, say where the step and another one, or a schedule, part.
+    """
     step = read_step(traces)
+    if against:
+        _compare(step, against, tolerance, out)
+        return
+    check_unused("without --against", out=out)
     table = Grid(
         [Column("device", text=True), *map(Column, _SHARES), Column("of idle: host")],
         f"{_title(step)}: shares of each device's time",
@@ -51,6 +92,46 @@ def explain(
     except ScheduleError as error:
         typer.echo(f"The order cannot be computed, for lack of actions in the trace: {error}\n")
     output().print(_ways(step))
+
+
+def _compare(step: Step, against: Sequence[str], tolerance: float, out: Path | None) -> None:
+    """Print by how much the step differs from another one, and at which action the two part."""
+    found = shifts(step, _other(step, against))
+    ends = max(one.actual_us[1] for one in found), max(one.expected_us[1] for one in found)
+    typer.echo(
+        f"{_ms(ends[0])} against {_ms(ends[1])}, from the first action to the last: {ends[0] / ends[1] - 1:+.1%}"
+    )
+    latest = max(found, key=lambda one: one.late_us)
+    typer.echo(f"latest action: {latest.action} on {latest.device}, {_ms(latest.late_us)} after the other")
+    limit_us = tolerance * ends[0]
+    first = next((one for one in found if one.off_us > limit_us), None)
+    if first is None:
+        typer.echo(f"no action is more than {_ms(limit_us)} off the other")
+    else:
+        times = " against ".join(
+            f"{start / 1000:.3f} to {_ms(end)}" for start, end in (first.actual_us, first.expected_us)
+        )
+        typer.echo(f"the two part at {first.action} on {first.device}: {times}")
+    if out is not None:
+        rows = [
+            [
+                one.device,
+                *one.action,
+                *(f"{time / 1000:.6f}" for time in (*one.expected_us, *one.actual_us, one.late_us)),
+            ]
+            for one in found
+        ]
+        write_files({out: lines_text([_COLUMNS, *rows])})
+        typer.echo(f"wrote {out}")
+
+
+def _other(step: Step, against: Sequence[str]) -> Step | Schedule:
+    """What a step is compared with: one or more files of a trace, or a schedule."""
+    (name, *more) = against
+    if more or not (name in SCHEDULES or is_schedule_file(name)):
+        return read_step([Path(file) for file in against])
+    m, n = (1 + max(getattr(event, axis) for event in step.events) for axis in ("microbatch", "partition"))
+    return named_schedule(name, m, n, len(step.devices))
 
 
 def _title(step: Step) -> str:

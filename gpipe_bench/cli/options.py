@@ -51,6 +51,7 @@ VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "model": lambda: [*MODELS, "timm/", "torchvision/"],
     "variant": lambda: dict.fromkeys([*PUBLISHED, *(components.label for components in Components.factorial())]),
     "profile": lambda: _of("machine.profile").profile_names(),
+    "schedule": lambda: _of("schedules").SCHEDULES,
     "network": lambda: _of("machine.networks").networks(),
     "device": lambda: _of("bench.spec.machine").DEVICES,
     "evidence": lambda: ("measured", "emulated", "simulated"),

@@ -1,4 +1,4 @@
-"""``schedule``: prove, draw, time, run or write a schedule, by its name or from a file of one's own."""
+"""``schedule``: prove, draw, time or write a schedule, by its name or from a file of one's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from gpipe_bench.cli.options import tell
-from gpipe_bench.cli.schedule_runs import add_runs
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.results.tables import lines_text
@@ -16,7 +15,7 @@ from gpipe_bench.schedules import Durations, drawn, timing, to_csv
 from gpipe_bench.schedules import check as checked
 from gpipe_bench.util.files import write_files
 
-app = typer.Typer(help="Check, draw, time, run and write schedules, by name or from a CSV file.", no_args_is_help=True)
+app = typer.Typer(help="Check, draw, time and write schedules, by name or from a CSV file.", no_args_is_help=True)
 
 Skips = Annotated[
     list[str] | None,
@@ -101,9 +100,6 @@ def write(
     """Write a schedule as CSV, to change it, or to train with it in PyTorch, torchtitan or NeMo Automodel."""
     write_files({out: to_csv(checked(schedule_of(source, devices, microbatches, per_device)).schedule)})
     typer.echo(f"wrote {out}")
-
-
-add_runs(app)
 
 
 def _ends(text: str) -> tuple[int, int]:

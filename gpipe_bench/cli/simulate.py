@@ -33,7 +33,7 @@ from gpipe_bench.models.measured import is_layers_file, read_layers
 from gpipe_bench.results.configurations import configurations_beside
 from gpipe_bench.results.labels import rows_text
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
-from gpipe_bench.schedules.table import partition_count
+from gpipe_bench.schedules.table import is_schedule_file, partition_count
 from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
@@ -45,7 +45,11 @@ TRACE_HELP: Final = (
 )
 
 _START: Final = {"model_args": "", "batch_size": 128, "chunks": 8, "balance": AUTO, "flavour": "current"}
-_SHOWN: Final = {**_START, "model_args": "published ones", "partitions": "those of --balance, else 1"}
+_SHOWN: Final = {
+    **_START,
+    "model_args": "published ones",
+    "partitions": "those of --balance or of a schedule's file, else 1",
+}
 
 
 @with_settings(SimulatedCell, start=_SHOWN, without=("evidence", "devices"))
@@ -87,9 +91,13 @@ def simulate(
         simulate_file(from_file(SimulatedCell, cells, only, given), names_in(timelines), needed_out(out), processes)
         return
     check_unused("without --cells", only=only, timelines=timelines, processes=processes > 1)
-    cut = {} if "balance" in given else {"partitions": partition_count(given.get("schedule"), devices or 1)}
+    cut, schedule = dict(_START), given.get("schedule")
+    if is_schedule_file(schedule):
+        del cut["chunks"]
+    elif "balance" not in given:
+        cut["partitions"] = partition_count(schedule, devices or 1)
     shared = {"devices": devices} if devices else {}
-    cell = from_options(SimulatedCell, {**_START, **cut, **given, **shared})
+    cell = from_options(SimulatedCell, {**cut, **given, **shared})
     tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
     for path in filter(None, (trace, rows, out)):

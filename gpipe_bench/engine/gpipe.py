@@ -60,7 +60,7 @@ class GPipe(PartitionedModule):
         components: which components of the engine are on; default: all. With a schedule, ``fork_join`` has nothing to
             switch: the schedule orders the backward pass.
         schedule: None for the paper's executor, in which autograd orders the backward pass. Else the runtime carries
-            out a schedule: one of :data:`gpipe_bench.schedules.SCHEDULES`, a
+            out a schedule: one of :data:`gpipe_bench.schedules.SCHEDULES`, the path of a CSV file, a
             :class:`gpipe_bench.schedules.Schedule`, a list of (kind, i, j) per device, or a function from (m, n) to a
             schedule. With ``interleaved``, ``interleaved_zb``, ``looped_bfs``, ``zb_v``, ``v_half``, ``v_min`` and
             ``dualpipe_v`` each device has several partitions: ``devices`` has one entry per device, ``balance`` v

@@ -1,4 +1,4 @@
-"""Where the time of a traced step went, and what other schedules would take with its durations."""
+"""Where the time of a traced step went, what other schedules would take, and how the step differs from another one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from statistics import mean
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.results.breakdown import Breakdown, split_device_time
+from gpipe_bench.results.breakdown import Breakdown, Interval, split_device_time
 from gpipe_bench.results.timeline import COPY_KINDS
 from gpipe_bench.results.traced import Step, action_of
-from gpipe_bench.schedules import SCHEDULES, Durations, in_flight, named_schedule, timing, with_recomputation
+from gpipe_bench.schedules import (
+    SCHEDULES,
+    Action,
+    Durations,
+    Schedule,
+    in_flight,
+    named_schedule,
+    timing,
+    with_recomputation,
+)
 from gpipe_bench.schedules.actions import in_pairs, needs
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, checkpoint_stop
 from gpipe_bench.schedules.table import partition_count
@@ -34,6 +43,33 @@ class Alternative:
     checkpoint: str
     length_us: float
     in_flight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """An action of a step, beside the same action of another step or of a schedule.
+
+    Attributes:
+        device: of the step.
+        action: kind, micro-batch and partition.
+        expected_us: start and end in the other one, in microseconds from its first start.
+        actual_us: the same in the step.
+    """
+
+    device: str
+    action: Action
+    expected_us: Interval
+    actual_us: Interval
+
+    @property
+    def late_us(self) -> float:
+        """By how much it started later than there."""
+        return self.actual_us[0] - self.expected_us[0]
+
+    @property
+    def off_us(self) -> float:
+        """By how much it started, or ended, earlier or later than there, whichever is more."""
+        return max(abs(self.late_us), abs(self.actual_us[1] - self.expected_us[1]))
 
 
 def split(step: Step) -> list[tuple[Breakdown, float]]:
@@ -83,6 +119,43 @@ def by_arithmetic(step: Step) -> float:
     """
     copies = [event.end_us - event.start_us for event in step.events if event.kind in COPY_KINDS]
     return timing(step.schedule, _durations(step), mean(copies or [0.0]), step.overlap).makespan
+
+
+def shifts(step: Step, other: Step | Schedule) -> list[Shift]:
+    """The actions that a step shares with another one, in the order in which the other one starts them.
+
+    Args:
+        step: a traced step.
+        other: another one; or a schedule, whose actions take the mean durations of ``step`` and whose transfers are
+            free. It gets the recomputations of ``step``.
+
+    Raises:
+        ScheduleError: there is no such action, or ``step`` lacks the partitions of the schedule.
+    """
+    actual = _action_times(step)
+    expected = _times_of(step, other) if isinstance(other, Schedule) else _action_times(other)
+    devices = {action_of(event): event.device for event in step.computations}
+    found = [Shift(devices[action], action, expected[action], actual[action]) for action in expected.keys() & actual]
+    if not found:
+        raise ScheduleError(["two steps must share actions, got none; compare steps of the same pipeline"])
+    return sorted(found, key=lambda one: (one.expected_us, one.device, one.action))
+
+
+def _action_times(step: Step) -> dict[Action, Interval]:
+    events = [*step.computations]
+    zero = min(event.start_us for event in events)
+    return {action_of(event): (event.start_us - zero, event.end_us - zero) for event in events}
+
+
+def _times_of(step: Step, schedule: Schedule) -> dict[Action, Interval]:
+    durations = _durations(step)
+    if schedule.partitions != len(durations):
+        got = f"{schedule.partitions} for a step of {len(durations)}"
+        raise ScheduleError([f"schedule must be for the partitions of the traced step, got {got}; use another one"])
+    recomputed = max((event.microbatch + 1 for event in step.events if event.kind == "recompute"), default=0)
+    ran = with_recomputation(schedule, recomputed)
+    times = timing(ran, durations)
+    return {action: (times.start[action], times.end[action]) for action in ran}
 
 
 def _host_time(step: Step, device: str) -> float:

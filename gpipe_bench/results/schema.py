@@ -37,10 +37,12 @@ _CHOICES: Final[Mapping[str, Sequence[str]]] = {
     "backward": BACKWARDS,
     "checkpoint": CHECKPOINT_MODES,
     "flavour": FLAVOURS,
-    "schedule": SCHEDULES,
     "transfer": TRANSFERS,
 }
 """Columns whose values other modules name."""
+
+_SCHEDULES: Final = "|".join([*SCHEDULES, r".*\.csv"])
+"""What the column ``schedule`` has: a name, or the path of a file."""
 
 _SHOWN_PROBLEMS: Final = 20
 _WORDS: Final = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
@@ -120,6 +122,8 @@ def _load() -> dict[str, Table]:
             field: Field = known[entry] if isinstance(entry, str) else entry
             if choices := _CHOICES.get(field["name"]):
                 field = {**field, "constraints": {"enum": list(choices)}}
+            elif field["name"] == "schedule":
+                field = {**field, "constraints": {"pattern": _SCHEDULES}}
             fields[field["name"]] = field
             known.setdefault(field["name"], field)
         links = [

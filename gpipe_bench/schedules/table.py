@@ -1,16 +1,20 @@
-"""The schedules by name."""
+"""The schedules by name, and those in CSV files, by their path."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from gpipe_bench.errors import DeviceCountError, ScheduleError
 from gpipe_bench.schedules.actions import Schedule
+from gpipe_bench.schedules.check import check
 from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
 from gpipe_bench.schedules.search import zb_1p, zb_2p
+from gpipe_bench.schedules.torch_csv import read_csv
 from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
 from gpipe_bench.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
@@ -55,13 +59,40 @@ TWO_PER_DEVICE: Final = (*LOOP, *_V)
 """Schedules that put two partitions on each device; those of a loop may put more."""
 
 
+def is_schedule_file(name: object) -> bool:
+    """Whether this is the path of a CSV file, and not the name of a schedule."""
+    return isinstance(name, str) and name.endswith(".csv")
+
+
+def file_schedule(path: str) -> Schedule:
+    """The schedule in a CSV file, proved to run.
+
+    Raises:
+        ScheduleError: there is no such file, it has fields that are no actions, or the schedule cannot run.
+    """
+    try:
+        return _read(path, Path(path).stat().st_mtime_ns)
+    except OSError as error:
+        rule = f"schedule must be one of {', '.join(SCHEDULES)}, or a CSV file that can be read"
+        raise ScheduleError([f"{rule}, got {path!r}: {error.strerror}; correct the path"]) from error
+
+
+@lru_cache(maxsize=64)
+def _read(path: str, _stamp: int) -> Schedule:
+    return check(read_csv(Path(path).read_text(encoding="utf-8", errors="replace"))).schedule
+
+
 def device_count(name: str | None, n: int) -> int:
-    """On how many devices a named schedule, or the paper's executor, has n partitions, if nothing else says it."""
+    """On how many devices a schedule by name, or the paper's executor, has n partitions, if nothing else says it."""
+    if name is not None and is_schedule_file(name):
+        return len(file_schedule(name).devices)
     return -(-n // 2) if name in TWO_PER_DEVICE else n
 
 
 def partition_count(name: str | None, devices: int) -> int:
-    """How many partitions a named schedule, or the paper's executor, has on so many devices."""
+    """How many partitions a schedule by name, or the paper's executor, has on so many devices; a file says it."""
+    if name is not None and is_schedule_file(name):
+        return file_schedule(name).partitions
     return devices * 2 if name in TWO_PER_DEVICE else devices
 
 
@@ -78,6 +109,8 @@ def placement(schedule: str | Schedule | None, n: int, devices: int | None = Non
     """
     if schedule is None or n == 0:
         return tuple(range(n))
+    if isinstance(schedule, str) and is_schedule_file(schedule):
+        schedule = file_schedule(schedule)
     if isinstance(schedule, Schedule):
         if schedule.partitions != n:
             got = f"one for {schedule.partitions} partitions"
@@ -111,10 +144,11 @@ def shared_places(wanted: int, devices: int) -> list[int]:
 
 
 def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
-    """The schedule of that name.
+    """The schedule of that name, or in that file.
 
     Args:
-        name: one of :data:`SCHEDULES`.
+        name: one of :data:`SCHEDULES`, or the path of a CSV file, whose name ends in ``.csv``; see
+            :func:`gpipe_bench.schedules.read_csv`.
         m: micro-batches, at least 1.
         n: partitions: as many as devices; a multiple for those of :data:`LOOP`; twice as many for ``zb_v``, ``v_half``,
             ``v_min`` and ``dualpipe_v``.
@@ -123,8 +157,17 @@ def named_schedule(name: str, m: int, n: int, devices: int) -> Schedule:
     Raises:
         ScheduleError: there is no such schedule, or not for these numbers.
     """
+    if is_schedule_file(name):
+        found = file_schedule(name)
+        numbers = found.microbatches, found.partitions, len(found.devices)
+        if numbers != (m, n, devices):
+            words = "{} micro-batches and {} partitions on {} devices".format
+            rule = f"schedule {name!r} must be for {words(m, n, devices)}, got one for {words(*numbers)}"
+            raise ScheduleError([f"{rule}; change chunks, balance or devices"])
+        return found
     if name not in SCHEDULES:
-        raise ScheduleError([f"schedule must be one of {', '.join(SCHEDULES)}, got {name!r}; use one of them"])
+        rule = f"schedule must be one of {', '.join(SCHEDULES)}, or a CSV file"
+        raise ScheduleError([f"{rule}, got {name!r}; use one of them"])
     if not all(hasattr(number, "__index__") and number >= 1 for number in (m, n, devices)):
         rule = "micro-batches, partitions and devices must be whole numbers of at least 1"
         raise ScheduleError([f"{rule}, got m = {m!r}, n = {n!r}, {devices!r} devices; correct them"])

@@ -26,6 +26,7 @@ from gpipe_bench.machine.profile import HardwareMachine, Link, Profile, load_pro
 from gpipe_bench.models.measured import assumptions, have_memory
 from gpipe_bench.results.timeline import COMPUTE_KINDS
 from gpipe_bench.schedules import Schedule, check
+from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.simulator.steps.run import Run, Settings, Steps, step_events, step_uses
 from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import enough_steps
@@ -187,7 +188,8 @@ def _scheduled(settings: Settings, given: str | Schedule, m: int, n: int) -> tup
         check(given)
     try:
         # From two micro-batches on, devices and parts of a named schedule are those of any m, whose actions come later.
-        chosen = chosen_schedule(given, min(m, 2) if isinstance(given, str) else m, n, settings.devices)
+        few = min(m, 2) if isinstance(given, str) and not is_schedule_file(given) else m
+        chosen = chosen_schedule(given, few, n, settings.devices)
         check_devices(chosen.placement, settings.devices or chosen.placement)
     except ScheduleError:
         raise

@@ -15,7 +15,7 @@ from gpipe_bench.machine.networks import NETWORK
 from gpipe_bench.machine.profile import MOST_LAUNCH_US, Link, Profile, load_profile
 from gpipe_bench.models.measured import MeasuredLayer, is_layers
 from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.schedules.table import placement
+from gpipe_bench.schedules.table import is_schedule_file, placement
 from gpipe_bench.util.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
 
 if TYPE_CHECKING:
@@ -216,9 +216,11 @@ def _devices(devices: Any, most: int, partitions: Any) -> Iterator[str]:
 
 def _schedule(schedule: object) -> Iterator[str]:
     """Why something is no schedule; whether it can run shows later."""
-    rule = f"schedule must be one of {', '.join(SCHEDULES)}, a Schedule, or a list of (kind, i, j) per device"
+    rule = (
+        f"schedule must be one of {', '.join(SCHEDULES)}, a CSV file, a Schedule, or a list of (kind, i, j) per device"
+    )
     if isinstance(schedule, str):
-        if schedule not in SCHEDULES:
+        if schedule not in SCHEDULES and not is_schedule_file(schedule):
             yield f"{rule}, got {schedule!r}; use one of them"
     elif schedule is not None and not isinstance(schedule, Schedule):
         try:

@@ -244,7 +244,10 @@ def test_an_unknown_experiment_gets_the_nearest_name():
             {"schedule": "zb_v", "device": "cuda", "devices": 2},
             "devices must be at most 1 for 2 partitions on cuda, got 2",
         ),
-        ({"schedule": "zb-v"}, f"schedule must be one of {', '.join(SCHEDULES)}, got 'zb-v'; use 'zb_v'"),
+        (
+            {"schedule": "zb-v"},
+            f"schedule must be one of {', '.join(SCHEDULES)}, or a CSV file, got 'zb-v'; use 'zb_v'",
+        ),
         ({"backward": "autograd", "schedule": "1f1b"}, "backward must be a known key, got 'backward'"),
         ({"processes": 3, "schedule": "gpipe"}, "processes must be 1, or 2 for 2 partitions of gpipe, got 3"),
         ({"processes": 2}, "schedule must be given where there are 2 processes, got none; use gpipe, or another one"),

@@ -1,10 +1,11 @@
-"""``schedule``: what is printed of a schedule by name and of a file, and the errors."""
+"""``schedule``, and ``--schedule`` of other commands: what is printed of a name and of a file, and the errors."""
 
 from __future__ import annotations
 
 import csv
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -17,16 +18,22 @@ REASON = obstacle()
 
 
 @pytest.fixture
-def call(capsys):
-    """Run the command; gives exit status, what it printed, and its errors."""
+def command_line(capsys):
+    """Run a command; gives exit status, what it printed, and its errors."""
 
     def run(*arguments):
         with pytest.raises(SystemExit) as caught:
-            main(["schedule", *map(str, arguments)])
+            main([*map(str, arguments)])
         printed = capsys.readouterr()
         return caught.value.code or 0, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def call(command_line):
+    """The same for ``schedule``."""
+    return partial(command_line, "schedule")
 
 
 def test_facts_of_a_name(call):
@@ -104,8 +111,6 @@ def test_times_of_partitions_and_overlap_are_those_of_timing(call, name):
         (["check", "1f1c"], "a schedule must be one of gpipe, 1f1b"),
         (["time", "1f1b", "--forward", "-1"], "durations must be 0 or more, got -1.0"),
         (["check", "v_min", "--microbatches", 0], "whole numbers of at least 1, got m = 0"),
-        (["simulate", "gpipe", "--profile", "nope"], "profile must be one of a100"),
-        (["run", "gpipe", "--profile", "nope"], "profile must be one of a100"),
     ],
 )
 def test_errors(call, words, error):
@@ -122,56 +127,66 @@ def test_a_file_that_cannot_run_names_its_actions(call, tmp_path):
     assert "the backward pass of micro-batch 0 on partition 1 must be B, or I and W, got none" in err
 
 
-SMALL = ("--model", "gpt2", "--model-args", "L=1;D=8;heads=2;vocabulary=8;context=4;dropout=0", "--devices", 2)
+SMALL = ("--model", "gpt2", "--model-args", "L=1;D=8;heads=2;vocabulary=8;context=4;dropout=0", "--balance", "2-2")
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A schedule of three micro-batches and two partitions, in a file."""
+    file = tmp_path / "own.csv"
+    file.write_text(to_csv(named_schedule("1f1b", 3, 2, 2)))
+    return file
 
 
 @pytest.mark.parametrize("command", ["simulate", "run"])
-def test_each_action_of_a_step_stands_beside_its_prediction(call, tmp_path, command):
-    file, out = tmp_path / "own.csv", tmp_path / "actions"
-    file.write_text(to_csv(named_schedule("1f1b", 3, 2, 2)))
-    status, text, error = call(command, file, *SMALL, "--balance", "2-2", "--out", out)
+def test_a_step_of_a_file_is_traced_and_explained_against_its_schedule(command_line, tmp_path, own, command):
+    trace, table = tmp_path / "trace.json", tmp_path / "actions.csv"
+    words = ("--schedule", own, *SMALL, "--batch-size", 6, "--trace", trace, "--out", tmp_path / "raw.json")
+    status, text, _ = command_line(command, *words)
+    assert status == 0
+    assert "own.csv" in text
+    status, text, error = command_line("explain", trace, "--against", own, "--out", table)
     assert (status, error) == (0, "")
-    assert text.startswith({"simulate": "simulated: ", "run": "measured: "}[command])
-    assert {path.suffix for path in tmp_path.glob("actions.*")} == {".csv", ".svg", ".pdf", ".png"}
-    with (tmp_path / "actions.csv").open() as lines:
+    assert "from the first action to the last" in text
+    with table.open() as lines:
         rows = list(csv.DictReader(lines))
-    assert len(rows) == 3 * 2 * 2
+    # Without the last micro-batch, which except_last does not checkpoint, each has a recomputation.
+    assert sorted(row["kind"] for row in rows) == sorted(2 * (3 * "FB" + 2 * "R"))
     for row in rows:
-        assert float(row["late_ms"]) == pytest.approx(
-            float(row["start_ms"]) - float(row["predicted_start_ms"]), abs=1e-5
-        )
+        assert float(row["late_ms"]) == pytest.approx(float(row["start_ms"]) - float(row["other_start_ms"]), abs=1e-5)
+    assert "no action is more than" in command_line("explain", trace, "--against", trace)[1]
 
 
-def test_the_table_of_actions_is_not_written_over_the_schedule(call, tmp_path):
-    file = tmp_path / "own.csv"
-    file.write_text(to_csv(named_schedule("1f1b", 3, 2, 2)))
-    status, _, error = call("simulate", file, *SMALL, "--out", tmp_path / "own")
-    assert (status, "must not be the schedule's own file" in error) == (2, True)
+def test_the_file_of_a_schedule_says_chunks_and_partitions(command_line, tmp_path, own):
+    status, _, error = command_line("simulate", "--schedule", own, *SMALL, "--chunks", 4, "--batch-size", 8)
+    assert status == 2
+    assert f"--schedule must be for 4 micro-batches and 2 partitions, got one for 3 and 2 in {own}; change" in error
+    own.write_text("0F0,0B0\n1B0,1F0\n")
+    status, _, error = command_line("simulate", "--schedule", own, *SMALL)
+    assert status == 2
+    assert "F(0,1) must come before B(0,1)" in error
+    missing = command_line("run", "--schedule", "none.csv", "--out", tmp_path / "raw.json")[2]
+    assert "got 'none.csv': No such file or directory; correct the path" in missing
 
 
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
-def test_an_emulated_step_stands_beside_its_simulation():
-    command = [
-        sys.executable,
-        "-m",
-        "gpipe_bench",
-        "schedule",
-        "emulate",
-        "zb_v",
-        *map(str, SMALL),
-        "--microbatches",
-        "2",
-    ]
-    done = subprocess.run([*command, "--balance", "1-1-1-1"], capture_output=True, text=True, check=True)
-    assert "predicted simulated on h100" in done.stdout
+def test_a_step_of_a_file_is_emulated(tmp_path, own):
+    command = [sys.executable, "-m", "gpipe_bench", "emulate", "--schedule", str(own), *SMALL, "--batch-size", "6"]
+    done = subprocess.run(
+        [*command, "--trace", str(tmp_path / "trace.json")], capture_output=True, text=True, check=True
+    )
+    assert "2 partitions (2-2), 3 micro-batches, batch 6" in done.stdout
+    assert (tmp_path / "trace.json").exists()
 
 
 @pytest.mark.parametrize("samples", ["", ",3"])
-def test_measured_layers_take_what_arithmetic_says(call, tmp_path, samples):
-    times = tmp_path / "times.csv"
+def test_measured_layers_take_what_arithmetic_says(command_line, tmp_path, samples):
+    times, trace = tmp_path / "times.csv", tmp_path / "trace.json"
     times.write_text(f"forward_ms,backward_ms{',samples' * bool(samples)}\n" + f"10,20{samples}\n" * 4)
-    status, out, err = call("simulate", "1f1b", "--devices", 4, "--microbatches", 8, "--model", times)
-    assert (status, err) == (0, "")
-    assert out.startswith("simulated: 330.")
-    assert "free transfers, and the median of each pass and partition: 330.00 ms" in out
+    words = ("--schedule", "1f1b", "--devices", 4, "--checkpoint", "never", "--trace", trace)
+    size = () if samples else ("--batch-size", 8)
+    assert command_line("simulate", "--layers", times, *words, *size)[0] == 0
+    out = command_line("explain", trace, "--against", "1f1b")[1]
+    assert out.startswith("330.")
+    assert " against 330.000 ms, " in out
     assert "no action is more than" in out

@@ -37,7 +37,6 @@ NOT_RUN = {
     "gpipe-bench predictions": "20 s; tests/bench/test_predictions.py runs it",
     "gpipe-bench gpu": "ten minutes, on a GPU; tests/bench/test_session.py rehearses it on the CPU",
     "gpipe-bench profile": "measures a GPU; tests/bench/test_device_profile.py rehearses it on the CPU",
-    "gpipe-bench schedule emulate": "takes the one accelerator of a process; tests/cli/test_schedule.py runs it",
     "python -m studies.peers": "wants the optional packages; tests/studies rehearse it",
     "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",
     "gpipe-bench report --results results/reference": "tests/report/test_sources.py renders the reference results",

@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from gpipe_bench.cli import application
-from gpipe_bench.errors import ConfigError
-from gpipe_bench.results.explain import alternatives, by_arithmetic, split
+from gpipe_bench.errors import ConfigError, ScheduleError
+from gpipe_bench.results.explain import alternatives, by_arithmetic, shifts, split
 from gpipe_bench.results.timeline import TimelineEvent, chrome_trace
 from gpipe_bench.results.traced import read_step
 from gpipe_bench.schedules import SCHEDULES, Action, Durations, named_schedule, timing, with_recomputation
@@ -156,6 +156,41 @@ def test_gradients_that_a_partition_waits_for_and_does_not_compute_keep_their_pl
         "F(0,0) F(1,0) I(0,0) F(2,0) W(0,0) I(1,0) W(1,0) I(2,0) W(2,0)"
     )
     assert by_arithmetic(step) == pytest.approx(step.length_us)
+
+
+def test_two_steps_are_compared_action_by_action(by_hand, tmp_path):
+    """The other one's backward passes take 4 longer, so that the last one starts 4 later."""
+    rows = [
+        ("a", "forward", 0, 0, 0, 100, 110),
+        ("b", "forward", 0, 1, 114, 115, 125),
+        ("b", "backward", 0, 1, 105, 125, 149),
+        ("a", "backward", 0, 0, 106, 149, 173),
+    ]
+    found = shifts(read_step([write(tmp_path / "late.json", rows)]), read_step([by_hand]))
+    assert [(one.device, *one.action) for one in found] == [
+        ("a", "F", 0, 0), ("b", "F", 0, 1), ("b", "B", 0, 1), ("a", "B", 0, 0)
+    ]  # fmt: skip
+    assert [(one.expected_us, one.actual_us) for one in found][-1] == ((45, 65), (49, 73))
+    assert [(one.late_us, one.off_us) for one in found] == [(0, 0), (0, 0), (0, 4), (4, 8)]
+
+
+def test_a_step_is_compared_with_a_schedule_of_its_durations(by_hand):
+    found = shifts(read_step([by_hand]), named_schedule("1f1b", 1, 2, 2))
+    assert [one.late_us for one in found] == [0, 5, 5, 5]
+    with pytest.raises(ScheduleError, match="must be for the partitions of the traced step, got 3 for a step of 2"):
+        shifts(read_step([by_hand]), named_schedule("1f1b", 1, 3, 3))
+
+
+@pytest.mark.parametrize(("name", "n"), [("1f1b", 2), ("zb_v", 4), ("dualpipe_v", 4)])
+def test_a_step_without_transfers_is_as_its_own_durations_say(tmp_path, name, n):
+    schedule = named_schedule(name, 4, n, 2)
+    times = timing(schedule)
+    names = {"F": "forward", "B": "backward", "I": "backward_inputs", "W": "backward_weights"}
+    rows = [(f"d{device}", names[action.kind], action.i, action.j, 0, times.start[action], times.end[action])
+            for device, row in enumerate(schedule.devices) for action in row]  # fmt: skip
+    found = shifts(read_step([write(tmp_path / "trace.json", rows)]), schedule)
+    assert {one.off_us for one in found} == {0}
+    assert {one.action for one in found} == {*schedule}
 
 
 @pytest.mark.parametrize(("name", "p"), REAL)

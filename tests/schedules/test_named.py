@@ -7,16 +7,20 @@ import re
 from collections import Counter
 
 import pytest
+import torch
+from torch import nn
 
+from gpipe_bench import GPipe
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, Durations, check, drawn, in_flight, named_schedule, timing, to_csv
 from gpipe_bench.schedules.actions import in_pairs
 from gpipe_bench.schedules.dual_pipe import dualpipe_v
 from gpipe_bench.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
 from gpipe_bench.schedules.search import zb_1p, zb_2p
-from gpipe_bench.schedules.table import LOOP, TWO_PER_DEVICE
+from gpipe_bench.schedules.table import LOOP, TWO_PER_DEVICE, device_count, partition_count, placement
 from gpipe_bench.schedules.v_shape import v_half, v_min, zb_v
 from gpipe_bench.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
+from gpipe_bench.simulator import simulate
 
 PICTURES = {
     gpipe: (4, 3),
@@ -195,3 +199,26 @@ def test_in_flight_counts_until_weights_are_done():
 def test_what_does_not_fit_is_refused(name, m, n, devices, words):
     with pytest.raises(ScheduleError, match=re.escape(words)):
         named_schedule(name, m, n, devices)
+
+
+def test_a_schedule_in_a_file_is_named_by_its_path(tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text(to_csv(zb_v(4, 2)))
+    name = str(file)
+    assert named_schedule(name, 4, 4, 2) == zb_v(4, 2)
+    assert (placement(name, 4), device_count(name, 4), partition_count(name, 7)) == ((0, 1, 1, 0), 2, 4)
+    with pytest.raises(ScheduleError, match="must be for 3 micro-batches and 4 partitions on 2 devices, got one for 4"):
+        named_schedule(name, 3, 4, 2)
+
+
+def test_an_engine_and_the_simulator_take_the_path_of_a_schedule(tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text(to_csv(one_f_one_b(3, 2)))
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    x = torch.ones(6, 2)
+    pipes = [GPipe(layers, [1, 1], devices=["cpu", "cpu"], chunks=3, schedule=one) for one in (str(file), "1f1b")]
+    losses = [pipe.step(x, x, lambda y, _: y.sum()) for pipe in pipes]
+    assert torch.equal(*losses)
+    options = {"balance": [1, 1], "batch_size": 6, "chunks": 3, "profile": "p40", "sample": x}
+    own, named = (simulate(layers, schedule=one, **options) for one in (str(file), "1f1b"))
+    assert own.step_time_ms == named.step_time_ms

@@ -92,8 +92,9 @@ def _entries(path: Path) -> dict[str, dict[str, Any]]:
         table = beside if beside.is_file() else path
         lines = plain_records(read_table(table, CONFIGURATION_COLUMNS, kind="configurations"))
         known = {line["config_sha256"][:8]: json.loads(line["configuration"]) for line in lines}
-        # A digest of the files of a model is no setting of it.
-        return {name: {key: entry[key] for key in entry if key != "model_files"} for name, entry in known.items()}
+        # A digest of the files of a model or a schedule is no setting of it.
+        digests = ("model_files", "schedule_file")
+        return {name: {key: entry[key] for key in entry if key not in digests} for name, entry in known.items()}
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

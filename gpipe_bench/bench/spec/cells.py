@@ -29,7 +29,7 @@ from gpipe_bench.bench.spec.settings import (
     Warmup,
 )
 from gpipe_bench.components import Components
-from gpipe_bench.schedules.table import shared_places
+from gpipe_bench.schedules.table import is_schedule_file, shared_places
 from gpipe_bench.util.nearest import nearest
 
 RAW_PATTERN: Final = "results/raw/{cell}.json"
@@ -80,6 +80,7 @@ class PipelineCell(PipelineSettings):
     def id(self) -> str:
         """The key: a readable name, unique by the first 8 digits of :attr:`config_sha256`."""
         schedule = [] if self.schedule in (None, "gpipe") else [self.schedule]
+        schedule = [model_word(name) if is_schedule_file(name) else name for name in schedule]
         sizes = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
         words = [self.evidence, model_word(self.model), self.variant, *schedule, sizes, self.place]
         return "-".join([*words, self.config_sha256[:8]])

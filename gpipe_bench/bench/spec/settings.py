@@ -9,17 +9,26 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from gpipe_bench.components import Components
-from gpipe_bench.errors import ConfigError
+from gpipe_bench.errors import ConfigError, ScheduleError
 from gpipe_bench.models.own_files import portable
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.results.configurations import canonical, digest
-from gpipe_bench.schedules.table import TWO_PER_DEVICE, ScheduleName, device_count, placement
+from gpipe_bench.schedules.table import (
+    SCHEDULES,
+    TWO_PER_DEVICE,
+    device_count,
+    file_schedule,
+    is_schedule_file,
+    placement,
+)
 from gpipe_bench.util import choices
+from gpipe_bench.util.nearest import nearest
 
 T = TypeVar("T")
 
@@ -122,6 +131,19 @@ def _variant(value: Any) -> Any:
         raise ValueError(str(error).removeprefix("variant ")) from error
 
 
+def _schedule(value: Any) -> Any:
+    if is_schedule_file(value):
+        try:
+            file_schedule(value)
+        except ScheduleError as error:
+            rule = "must be of docs/schedules.md, or a CSV file with a schedule that can run"
+            raise ValueError("\n".join(f"{rule}, got {value!r}: {problem}" for problem in error.problems)) from error
+    elif value is not None and value not in SCHEDULES:
+        rule = f"must be one of {', '.join(SCHEDULES)}, or a CSV file"
+        raise ValueError(f"{rule}, got {value!r}; {nearest(str(value), SCHEDULES)}")
+    return value
+
+
 def _no_boolean(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError(f"must be a number, got {value!r}; write one")  # noqa: TRY004 - pydantic wants a ValueError
@@ -164,9 +186,11 @@ AutoBalance = Annotated[
     Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
 ]
 Checkpoint = Annotated[choices.Checkpoint, Field(description="micro-batches whose activations are recomputed")]
-Schedule = Annotated[ScheduleName, Field(description="of docs/schedules.md")]
 OptionalSchedule = Annotated[
-    ScheduleName | None, Field(description="of docs/schedules.md; null: autograd orders the backward pass")
+    str | None,
+    BeforeValidator(_schedule),
+    WithJsonSchema({"anyOf": [{"enum": [*SCHEDULES]}, {"type": "string", "pattern": r"\.csv$"}, {"type": "null"}]}),
+    Field(description="of docs/schedules.md, or a CSV file; null: autograd orders the backward pass"),
 ]
 Threads = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPU threads inside one operator")]
 Tf32 = Annotated[
@@ -215,7 +239,10 @@ class PipelineSettings(ModelSection):
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, data: Any) -> Any:
-        """A balance says how many partitions there are, and ``backward`` of older files whether there is a schedule."""
+        """A balance says how many partitions there are, or the file of a schedule, which says the chunks, too.
+
+        ``backward`` of older files says whether there is a schedule.
+        """
         if not isinstance(data, dict):
             return data
         data = dict(data)
@@ -223,6 +250,10 @@ class PipelineSettings(ModelSection):
             if data.get("balance", AUTO) not in (AUTO, (), []) and "partitions" not in data:
                 data["partitions"] = len(read_balance(data["balance"]))
         schedule = data.get("schedule")
+        if is_schedule_file(schedule):
+            with suppress(ScheduleError):
+                own = file_schedule(schedule)
+                data = {"chunks": own.microbatches, "partitions": own.partitions, **data}
         match data.get("backward"):
             case "autograd" if schedule in (None, "gpipe"):
                 del data["backward"]
@@ -261,6 +292,8 @@ class PipelineSettings(ModelSection):
         data["backward"] = self.backward
         if files := model_digest(self.model):
             data["model_files"] = files
+        if self.schedule is not None and is_schedule_file(self.schedule):
+            data["schedule_file"] = digest(Path(self.schedule).read_text(encoding="utf-8", errors="replace"))[:16]
         # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
         data["model_args"] = format_arguments(parse_arguments(self.model, self.model_args))
         return data
@@ -270,6 +303,14 @@ class PipelineSettings(ModelSection):
         if self.schedule in TWO_PER_DEVICE and self.partitions % 2:
             rule = f"must be even where schedule is {self.schedule}, two on each device, got {self.partitions}"
             yield Problem(("partitions", "schedule"), f"{rule}; add one, or take one away")
+        if self.schedule is not None and is_schedule_file(self.schedule):
+            own = file_schedule(self.schedule)
+            if (own.microbatches, own.partitions) != (self.microbatches, self.partitions):
+                rule = f"must be for {self.microbatches} micro-batches and {self.partitions} partitions"
+                got = f"one for {own.microbatches} and {own.partitions} in {self.schedule}"
+                text = f"{rule}, got {got}; change chunks, batch_size or partitions"
+                yield Problem(("schedule", "chunks", "partitions", "batch_size"), text)
+                return
         split = "-".join(map(str, self.balance))
         if self.balance and len(self.balance) != self.partitions:
             rule = f"must have one entry per partition, {self.partitions}, got {len(self.balance)} in {split}"
