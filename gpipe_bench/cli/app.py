@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Annotated, Any, Final, NoReturn, cast
 
 import typer
+from typer.core import TyperGroup
 
 from gpipe_bench import __version__
 from gpipe_bench.errors import ConfigError, GpipeBenchError
@@ -24,43 +25,53 @@ _MEASURE: Final = "Measure"
 _RESULTS: Final = "Results and figures"
 _HIDDEN: Final = ""
 
-# Of each command its function, below gpipe_bench.cli, and where the help lists it. Those that the workflow, the
-# Makefile and single pages of the documentation call are not listed.
+# Of each command its function, below gpipe_bench.cli, and where and with what words the help lists it. Those that the
+# workflow, the Makefile and single pages of the documentation call are not listed.
 _COMMANDS: Final = {
-    "simulate": ("simulate.simulate", _CHOOSE),
-    "emulate": ("emulate.emulate", _CHOOSE),
-    "schedule": ("schedule.app", _CHOOSE),
-    "explain": ("explain.explain", _CHOOSE),
-    "advise": ("advise.advise", _CHOOSE),
-    "run": ("measure.run", _MEASURE),
-    "gpu": ("gpu.gpu", _MEASURE),
-    "profile": ("measure.profile", _MEASURE),
-    "config": ("config.app", _MEASURE),
-    "table": ("results.table", _RESULTS),
-    "compare": ("compare.compare", _RESULTS),
-    "verify": ("verify.verify", _RESULTS),
-    "report": ("report.report", _RESULTS),
-    "figure": ("figure.figure", _RESULTS),
-    "balance": ("balance.balance", _HIDDEN),
-    "predictions": ("predictions.predictions", _HIDDEN),
-    "datapackage": ("datapackage.app", _HIDDEN),
-    "simulate-published": ("results.simulate_published", _HIDDEN),
-    "collect": ("results.collect", _HIDDEN),
-    "published": ("results.published", _HIDDEN),
-    "trace": ("results.trace", _HIDDEN),
-    "diff": ("diff.diff", _HIDDEN),
+    "simulate": ("simulate.simulate", _CHOOSE, "a training step on hardware that need not be here"),
+    "emulate": ("emulate.emulate", _CHOOSE, "a training script, or the engine, on virtual devices"),
+    "explain": ("explain.explain", _CHOOSE, "where the time of a traced step goes; compare two"),
+    "advise": ("advise.advise", _CHOOSE, "balance, chunks, checkpoint mode and schedule"),
+    "schedule": ("schedule.app", _CHOOSE, "check, draw, time and write a schedule"),
+    "run": ("measure.run", _MEASURE, "measure pipelines on this machine"),
+    "gpu": ("gpu.gpu", _MEASURE, "what one GPU is worth in ten minutes"),
+    "profile": ("measure.profile", _MEASURE, "measure a device for simulations"),
+    "config": ("config.app", _MEASURE, "check or write a configuration of experiments"),
+    "table": ("results.table", _RESULTS, "variants with medians, intervals, memory and failures"),
+    "compare": ("compare.compare", _RESULTS, "whether two result sets differ, cell by cell"),
+    "verify": ("verify.verify", _RESULTS, "whether results are within tolerance of the reference"),
+    "report": ("report.report", _RESULTS, "all results on one HTML page that needs no network"),
+    "figure": ("figure.figure", _RESULTS, "a figure of a table of rows"),
+    "balance": ("balance.balance", _HIDDEN, ""),
+    "predictions": ("predictions.predictions", _HIDDEN, ""),
+    "datapackage": ("datapackage.app", _HIDDEN, ""),
+    "simulate-published": ("results.simulate_published", _HIDDEN, ""),
+    "collect": ("results.collect", _HIDDEN, ""),
+    "published": ("results.published", _HIDDEN, ""),
+    "trace": ("results.trace", _HIDDEN, ""),
+    "diff": ("diff.diff", _HIDDEN, ""),
 }
+
+
+class _Commands(TyperGroup):
+    """The group of all commands, whose help is one screen of 24 lines."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write a line for each command that is listed."""
+        lines = [f"Usage: {ctx.command_path} COMMAND [OPTIONS]"]
+        lines += ["Simulate and measure pipeline-parallel training; make tables and figures of it."]
+        for panel in (_CHOOSE, _MEASURE, _RESULTS):
+            own = [(name, words) for name, (_, shown, words) in _COMMANDS.items() if shown == panel]
+            lines += ["", panel, *(f"  {name:<10}{words}" for name, words in own)]
+        lines += ["", "COMMAND --help says what it takes. There are --version and --install-completion."]
+        formatter.write("\n".join(lines) + "\n")
 
 
 def application(words: Sequence[str] = ()) -> typer.Typer:
     """The application, with the one command that ``words`` begin with, so that no other is loaded; else with all."""
     app = typer.Typer(
         name="gpipe-bench",
-        help=(
-            "Simulate and measure pipeline-parallel training, and turn the results into tables, figures and traces.\n\n"
-            "A first simulation: gpipe-bench simulate --balance 34-76-70-61. "
-            "All experiments: snakemake --cores 1 ablation. One GPU and ten minutes: gpipe-bench gpu --out DIR."
-        ),
+        cls=_Commands,
         rich_markup_mode="markdown",
         invoke_without_command=True,
         pretty_exceptions_enable=False,
@@ -68,13 +79,13 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(_root)
     for name in _COMMANDS.keys() & words[:1] or _COMMANDS:
-        place, panel = _COMMANDS[name]
+        place, panel, _ = _COMMANDS[name]
         module, _, attribute = place.partition(".")
         command = getattr(import_module(f"gpipe_bench.cli.{module}"), attribute)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=panel, hidden=panel == _HIDDEN)
+            app.add_typer(command, name=name, hidden=panel == _HIDDEN)
         else:
-            app.command(name, rich_help_panel=panel, hidden=panel == _HIDDEN)(command)
+            app.command(name, hidden=panel == _HIDDEN)(command)
     return app
 
 

@@ -33,8 +33,14 @@ def balance(
     batch_size: Annotated[int, typer.Option(min=1, max=10**9, help="Samples of a mini-batch.")] = 32,
     chunks: Annotated[int, typer.Option(min=1, max=65_536, help="Micro-batches.")] = 4,
     checkpoint: Annotated[str, typer.Option(help="For simulation: always, except_last or never.")] = "except_last",
-    profile: Annotated[str, named("profile", "For simulation: name or file of a hardware profile.")] = "p40",
-    device: Annotated[str, named("device", "For time: where to measure.")] = "cpu",
+    profile: Annotated[
+        str,
+        named(
+            "profile",
+            "For simulation: file of a profile, or a100, h100, h200, p100, p40, v100.",
+        ),
+    ] = "p40",
+    device: Annotated[str, named("device", "For time: where to measure, cpu or cuda.")] = "cpu",
     timeout: Annotated[float, number("For time: seconds to measure.")] = 10.0,
     layers_out: Annotated[
         Path | None, typer.Option(help="For time: write the layers for simulate --layers, a CSV file.")

@@ -15,7 +15,7 @@ import typer
 from gpipe_bench.bench.spec.cell_files import CellT, read_cells
 from gpipe_bench.bench.spec.settings import Section
 from gpipe_bench.bench.spec.validation import validated
-from gpipe_bench.cli.options import VALUES, complete
+from gpipe_bench.cli.options import VALUES, complete, values_words
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.labels import autograd_words, run_as, training_words
 
@@ -79,7 +79,8 @@ def _option(kind: type[Section], name: str, shown: Any) -> inspect.Parameter:
         (annotation,) = set(get_args(annotation)) - {type(None)}
     values = (lambda: get_args(annotation)) if get_origin(annotation) is Literal else VALUES.get(name)
     word = "none" if shown is None else str(shown).lower() if isinstance(shown, bool) else str(shown)
-    text = f"{field.description}.  [default: {word}]" if word else f"{field.description}."
+    said = f"{field.description}{values_words(values())}" if values else field.description
+    text = f"{said}.  [default: {word}]" if word else f"{said}."
     option = typer.Option(help=text, autocompletion=complete(values) if values else None)
     plain: Any = annotation if annotation in _PLAIN else str
     return inspect.Parameter(

@@ -23,7 +23,11 @@ def figure(
     ] = None,
     *,
     evidence: Annotated[
-        str, named("evidence", "Kind of run to draw.  [default: a figure for each kind in the table]")
+        str,
+        named(
+            "evidence",
+            "Kind of run to draw: measured, emulated or simulated.  [default: a figure for each kind in the table]",
+        ),
     ] = "",
     variant: Annotated[str, named("variant", "timelines: the variant to draw.  [default: the published ones]")] = "",
     processes: Processes = 1,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _DAY_S: Final = 86_400.0
 _MOST_PROCESSES: Final = 1024
+_MOST_VALUES: Final = 13
 
 Processes = Annotated[
     int,
@@ -57,6 +58,12 @@ VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "evidence": lambda: ("measured", "emulated", "simulated"),
 }
 """Values that options are completed to, by the name of a setting."""
+
+
+def values_words(values: Iterable[str]) -> str:
+    """The values of a choice, for the end of its help: all of them, or the first of many."""
+    known = [*values]
+    return f": {', '.join(known[:_MOST_VALUES])}{' ...' * (len(known) > _MOST_VALUES)}"
 
 
 def named(name: str, text: str) -> Any:
