@@ -1,7 +1,7 @@
 # Each target sets up what it needs first: nothing but Python 3.11 to 3.14 has to be there.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup peers ablation test test-slurm format gpu lock tables reference
+.PHONY: help setup peers ablation test test-slow test-slurm format gpu lock tables reference
 
 # Cores for the workflow. Timed jobs run one at a time whatever this is.
 CORES ?= 1
@@ -53,6 +53,9 @@ test: ## run every check, two at a time, also after one failed: ruff, mypy, snak
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(WHOLE) $(CHECKS:%=check-%)
 	@scripts/setup.sh --next
 
+test-slow: ## run every case of the tests, and the slow ones
+	@EVERY_CASE=1 $(MAKE) --no-print-directory test CHECKS='tests-engine tests-suite'
+
 check-tests-engine: ; $(TOOL) scripts.run_tests engine
 check-tests-suite: ; $(TOOL) scripts.run_tests suite
 check-ruff: ; $(TOOL) ruff check .
@@ -91,7 +94,7 @@ format: ## format Python and Snakemake files, and fix what ruff can fix
 
 gpu: ## GPU tests, the measured ablation and a device profile, into OUT; takes the Python that has torch
 	@python="$${PYTHON:-$(BIN)/python}"; command -v "$$python" > /dev/null || python=python3; \
-	  "$$python" -m pytest -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -m gpu tests/gpu tests/measure/test_on_gpu.py tests/bench/test_trial.py; \
+	  EVERY_CASE=1 "$$python" -m pytest -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -m gpu tests/gpu tests/measure/test_on_gpu.py tests/bench/test_trial.py; \
 	  "$$python" -m gpipe_bench gpu --out "$(OUT)"
 
 lock: ## resolve requirements/lock.txt and what is made from it again (network); ARGS=--upgrade: the newest versions

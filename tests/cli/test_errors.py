@@ -112,13 +112,14 @@ def test_all_problems_of_a_cell_have_a_line(folder, capsys):
 
 
 def test_all_problems_of_a_configuration_have_a_line(folder, capsys):
-    (folder / "a.yaml").write_text("devce: cpu\nablation: {cpu: {chunks: 0, stps: 3}}")
+    blocks = "{wrong: {run: simulated, chunks: 0}, unknown: {run: measured, stps: 3}}"
+    (folder / "a.yaml").write_text(f"devce: cpu\nexperiments: {{mine: {blocks}}}")
     status, out, err = called(["config", "check", str(folder / "a.yaml")], capsys)
     assert (status, out) == (2, "")
     assert err.splitlines() == [
-        f"error: {folder}/a.yaml: ablation.cpu.chunks must be at least 1, got 0; raise it",
-        f"error: {folder}/a.yaml: ablation.cpu.stps must be a known key, got 'stps'; use 'steps'",
         f"error: {folder}/a.yaml: devce must be a known key, got 'devce'; use 'device'",
+        f"error: {folder}/a.yaml: experiments.mine.wrong.chunks must be at least 1, got 0; raise it",
+        f"error: {folder}/a.yaml: experiments.mine.unknown.stps must be a known key, got 'stps'; use 'steps'",
     ]
 
 

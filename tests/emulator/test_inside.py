@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 
 from gpipe_bench.emulator import build
+from tests.cover import EVERY_CASE
 
 ROOT = Path(__file__).resolve().parents[2]
 OBSTACLE = build.obstacle()
 # Asked for more cases than usual, the tests take up to an hour.
-LIMIT_S = 1800 if "VIRTUAL_DEVICES_CASES" not in os.environ else 7200
+LIMIT_S = 7200 if EVERY_CASE or "VIRTUAL_DEVICES_CASES" in os.environ else 1800
 
 
 # The compiler takes 25 s, the tests two minutes.
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
-@pytest.mark.parametrize(("folder", "least"), [("inside", 1500), ("shapes", 30)])
+@pytest.mark.parametrize(("folder", "least"), [("inside", 1200), ("shapes", 30)])
 def test_virtual_devices(folder, least):
     build.built()
     command = [sys.executable, "-m", "pytest", f"tests/emulator/{folder}", "--tb=short", "--no-header", "-q"]

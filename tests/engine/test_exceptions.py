@@ -95,7 +95,7 @@ SWITCHED = [((None, True), *case) for case in product("FRB", ["always"], ["alway
 
 @pytest.mark.parametrize(
     ("way", "phase", "checkpoint", "workers", "components"),
-    [*((*case, Components()) for case in cover(CASES, together=3)), *SWITCHED],
+    [*((*case, Components()) for case in cover(CASES)), *SWITCHED],
     ids=label,
 )
 def test_an_exception_surfaces_and_the_next_step_is_right(way, phase, checkpoint, workers, components):
@@ -262,7 +262,7 @@ def test_a_wrong_last_layer_is_named(schedule):
 FREED = [*CASES, *(case for case in product(WAYS, ["a cycle"], MODES, ["always", "never"]))]
 
 
-@pytest.mark.parametrize(("way", "phase", "checkpoint", "workers"), cover(FREED, together=3))
+@pytest.mark.parametrize(("way", "phase", "checkpoint", "workers"), cover(FREED))
 def test_what_failed_is_free_without_the_collector(way, phase, checkpoint, workers, no_gc):
     """Memory that ran out must be there again for whoever catches it and tries with less."""
     schedule, called = way

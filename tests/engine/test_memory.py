@@ -83,7 +83,7 @@ SWITCHED = product(ACTIONS, WAYS[:3:2], MODES, ["host"], SOME)
 
 @pytest.mark.parametrize(
     ("action", "way", "checkpoint", "transfer", "components"),
-    [*cover(ALL_WAYS, together=3), *cover(SWITCHED, together=3)],
+    [*cover(ALL_WAYS), *cover(SWITCHED)],
     ids=label,
 )
 def test_no_tensor_stays_behind(action, way, checkpoint, transfer, components):
@@ -102,7 +102,7 @@ def test_no_tensor_stays_behind(action, way, checkpoint, transfer, components):
 
 @pytest.mark.parametrize(
     ("way", "checkpoint", "workers", "keeps"),
-    cover(product(WAYS, MODES, ["always", "never"], [True, False]), together=3),
+    cover(product(WAYS, MODES, ["always", "never"], [True, False])),
 )
 def test_after_a_step_nothing_of_the_batch_is_alive_but_what_the_caller_keeps(way, checkpoint, workers, keeps):
     """The loss, and maybe the output."""

@@ -76,9 +76,11 @@ def sometimes(name: str, where: Container[int]) -> SometimesDrawing:
     return layer
 
 
-@pytest.mark.parametrize("workers", ["always", "never"])
-@pytest.mark.parametrize("where", [range(4), {2}, {1, 3}], ids=str)
-@pytest.mark.parametrize(("name", "schedule", "checkpoint"), cover(product(DRAWN, [None, *ALL], MODES)))
+@pytest.mark.parametrize(
+    ("name", "schedule", "checkpoint", "where", "workers"),
+    cover(product(DRAWN, ALL, MODES, [range(4), frozenset({2}), frozenset({1, 3})], ["always", "never"])),
+    ids=str,
+)
 def test_whatever_draws_in_whichever_microbatch_is_drawn_again(name, schedule, checkpoint, where, workers):
     """The output is x times the weight of the last layer times masks: so the weight's gradient tells the masks."""
     outputs = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import random
 from itertools import product
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components, GPipe
-from tests.cover import cover
+from tests.cover import EVERY_CASE, cover
 from tests.engine.shared_models import CASES
 from tests.engine.steps import ALL, DOUBLE, SPLIT, WAYS, mean_loss, samples, scheduled, step, targets
 from tests.engine.support import (
@@ -28,8 +27,6 @@ from tests.engine.support import (
     skip_pair,
 )
 
-# One case of the grid in so many; 1 runs all of them, which takes some minutes.
-STRIDE = int(os.environ.get("ENGINE_GRID_STRIDE", "61"))
 FAMILIES = {
     "autograd": WAYS[:2],
     "whole": [way for way in WAYS[2:] if way[0] not in SPLIT],
@@ -50,7 +47,7 @@ def model(case: str) -> nn.Sequential:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize(
     ("case", "family", "checkpoint"),
-    [(name, family, mode) for name, case in CASES.items() for family in FAMILIES for mode in case.modes],
+    cover((name, family, mode) for name, case in CASES.items() for family in FAMILIES for mode in case.modes),
 )
 def test_models_of_all_kinds(case, family, checkpoint):
     draw = random.Random(f"{case}, {family}, {checkpoint}")
@@ -112,7 +109,7 @@ def test_models_of_all_kinds_in_one_partition(case, schedule):
 
 @pytest.mark.parametrize(
     ("way", "checkpoint", "workers", "transfer"),
-    cover(product(WAYS, MODES, ["always", "never"], ["direct", "host"]), together=3),
+    cover(product(WAYS, MODES, ["always", "never"], ["direct", "host"])),
 )
 def test_every_schedule(way, checkpoint, workers, transfer):
     """Crossing skips, and uneven micro-batches of 3, 3 and 1 rows; then fewer than partitions; then one."""
@@ -143,7 +140,7 @@ def grid() -> list[tuple[str | None, str, str, int, int]]:
     return [case for case in sizes if case[0] not in DOUBLE or case[4] % 2 == 0]
 
 
-@pytest.mark.parametrize(("schedule", "checkpoint", "workers", "m", "n"), grid()[::STRIDE])
+@pytest.mark.parametrize(("schedule", "checkpoint", "workers", "m", "n"), grid() if EVERY_CASE else grid()[::61])
 def test_every_number_of_microbatches_and_partitions(schedule, checkpoint, workers, m, n):
     torch.manual_seed(4)
     out, back = skip_pair()

@@ -220,7 +220,7 @@ def outcome(workers: str, steps: int = 2, *, dropout: float, **options):
 
 @pytest.mark.parametrize(
     ("components", "checkpoint", "dropout", "schedule"),
-    cover(product(SOME, MODES, [0.0, 0.4], [None, "gpipe"]), together=3),
+    cover(product(SOME, MODES, [0.0, 0.4], [None, "gpipe"])),
     ids=label,
 )
 def test_results_are_the_same_to_the_bit(components, checkpoint, dropout, schedule):

@@ -5,7 +5,6 @@ They are legible and fit a page, as those of test_layout.py.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -19,6 +18,7 @@ from gpipe_bench.figures.base import Selection
 from gpipe_bench.figures.registry import FIGURES, draw_reference
 from gpipe_bench.figures.style import drawing, save
 from gpipe_bench.results.catalogue import REFERENCE, figures_of, reference_figures, run_figures
+from tests.cover import EVERY_CASE
 from tests.figures.synthetic import ablation_row, write_rows
 from tests.figures.test_layout import check
 from tests.project.pages import PAGES, commands
@@ -27,8 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "figures" / "reference"
 
 
-# PDF and PNG show what the SVG file shows: those of one machine are compared. REFERENCE_PICTURES=all: of every one.
-ALL = os.environ.get("REFERENCE_PICTURES") == "all"
+# PDF and PNG show what the SVG file shows: those of one machine are compared.
 MACHINE = "measured/1x-nvidia-h100-80gb-hbm3"
 PRINTED = [words for text in PAGES.values() for words in commands(text) if words[:2] == ["gpipe-bench", "figure"]]
 
@@ -50,7 +49,7 @@ def test_there_is_a_figure_for_each_table():
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_redrawn_figure_is_the_committed_one_and_legible(name, tmp_path, texts_of, monkeypatch):
-    if not ALL:
+    if not EVERY_CASE:
         monkeypatch.setattr("gpipe_bench.figures.style.SUFFIXES", (".svg",))
     one, drawn = DRAWN[name], []
 

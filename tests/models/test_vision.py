@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import os
 from functools import cache
 
 import pytest
@@ -19,6 +18,7 @@ from gpipe_bench.models.table import MODELS, model_spec, parse_arguments
 from gpipe_bench.models.vision import cut_network, original
 from gpipe_bench.models.vision_packages import load_timm
 from gpipe_bench.skip import verify_skippables
+from tests.cover import EVERY_CASE
 
 # Size of the images, and the least number of layers that a good cut gives.
 NETWORKS = {
@@ -30,9 +30,8 @@ NETWORKS = {
     "timm/ghostnet_050": (32, 24),
     "small nasnet": (64, 18),
 }
-# The kinds of another network are those of a smaller one here. VISION_NETWORKS=all: it too, and every combination.
-ALL = os.environ.get("VISION_NETWORKS") == "all"
-if not ALL:
+# The kinds of another network are those of a smaller one here.
+if not EVERY_CASE:
     del NETWORKS["torchvision/resnet101"]
 # Not for every test.
 LARGE = ("torchvision/resnet101", "small nasnet")
@@ -44,7 +43,7 @@ def pipelines() -> list[tuple[str, int, str]]:
     modes = ("always", "never")
     every = [(name, n, mode) for name in NETWORKS for n in (1, 2, 4) for mode in modes]
     places = {name: k for k, name in enumerate(NETWORKS)}
-    return [(name, n, mode) for name, n, mode in every if ALL or mode == modes[(places[name] + n // 2) % 2]]
+    return [(name, n, mode) for name, n, mode in every if EVERY_CASE or mode == modes[(places[name] + n // 2) % 2]]
 
 
 def small_nasnet() -> nn.Module:
@@ -52,7 +51,7 @@ def small_nasnet() -> nn.Module:
     load_timm()
     nasnet = importlib.import_module("timm.models.nasnet")
     network: nn.Module = nasnet.NASNetALarge(num_classes=5, stem_size=8, num_features=96)
-    if not ALL:
+    if not EVERY_CASE:
         for name in network.layer_names[network.layer_names.index("reduction_cell_0") :]:
             setattr(network, name, None)
         network.last_linear = nn.Linear(24, 5)
@@ -177,7 +176,7 @@ def test_logits_and_gradients_equal_those_of_the_plain_network(name: str, n: int
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("n", [1, 4] if ALL else [4])
+@pytest.mark.parametrize("n", [1, 4] if EVERY_CASE else [4])
 def test_training_mode_equals_the_plain_network(name: str, n: int) -> None:
     # One micro-batch: batch norms see the whole batch, random numbers come in the plain order.
     plain, chain = fresh(name)

@@ -6,7 +6,6 @@ were begun. The same schedules do wait for ever if sends hold up actions, or if 
 
 from __future__ import annotations
 
-import os
 import random
 from collections import defaultdict, deque
 from zlib import crc32
@@ -17,10 +16,10 @@ from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, check, named_schedule, with_recomputation
 from gpipe_bench.schedules.messages import Message, channels, sent, taken
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from tests.cover import EVERY_CASE
 
-WHOLE = "ORDERS" in os.environ
-DEVICES = range(2, 9) if WHOLE else (2, 3, 6)
-MICROBATCHES = range(1, 17) if WHOLE else (1, 2, 5, 8)
+DEVICES = range(2, 9) if EVERY_CASE else (2, 3, 6)
+MICROBATCHES = range(1, 17) if EVERY_CASE else (1, 2, 5, 8)
 
 
 def nested(n):
