@@ -34,11 +34,7 @@ def balance(
     chunks: Annotated[int, typer.Option(min=1, max=65_536, help="Micro-batches.")] = 4,
     checkpoint: Annotated[str, typer.Option(help="For simulation: always, except_last or never.")] = "except_last",
     profile: Annotated[
-        str,
-        named(
-            "profile",
-            "For simulation: file of a profile, or a100, h100, h200, p100, p40, v100.",
-        ),
+        str, named("profile", "For simulation: file of a profile, or a100, h100, h200, p100, p40, v100.")
     ] = "p40",
     device: Annotated[str, named("device", "For time: where to measure, cpu or cuda.")] = "cpu",
     timeout: Annotated[float, number("For time: seconds to measure.")] = 10.0,

@@ -31,7 +31,7 @@ _Check = Annotated[
     bool,
     typer.Option(
         "--check",
-        help="Exit with status 1 where a cell differs, or all measured ones together; with status 3 where nothing "
+        help="Exit with status 1 where a cell differs; with status 3 where nothing "
         "differs, but measured cells have too few repeats to tell; with 0 where all are equal, or no difference shows.",
     ),
 ]
@@ -50,11 +50,10 @@ def compare(
 ) -> None:
     """Tell whether two result sets differ, cell by cell, with ratio, 95 % interval, test and verdict.
 
-    Cells are the same when model, variant and setting are; machine and versions may differ. P-values are adjusted
-    for the number of measured cells. From six cells on, one of them is tested by the scatter that all share, with two
-    repeats or more; of fewer cells each is tested by itself, and one with too few repeats says how many it needs. One
-    more test asks all measured cells together. Where nothing differs, not even the machine, each of the two finds
-    something once in twenty times at most. Simulated cells are equal within 1e-9 of each value, or differ.
+    Cells are the same when model, variant and setting are; machine and versions may differ. A measured cell has a
+    Mann-Whitney test on its repeats, four or more on each side; p-values are adjusted for the number of cells, so that
+    something differs once in twenty times at most where nothing does. A cell with too few repeats says how many it
+    needs. Simulated cells are equal within 1e-9 of each value, or differ.
     """
     from gpipe_bench.bench.evaluation.compare import distinct_rows
     from gpipe_bench.bench.evaluation.compare_table import (

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gpipe_bench.bench.evaluation.compare import compare_rows
-from gpipe_bench.bench.evaluation.statistics import compare_samples, enough_repeats
+from gpipe_bench.bench.evaluation.statistics import compare_samples, enough_repeats, repeats_needed
 from gpipe_bench.bench.running.run import failed_result
 from tests.bench.cells_of import cell, ok_result
 
@@ -40,6 +40,13 @@ def test_three_against_three_can_show_nothing():
 )
 def test_how_many_repeats_can_show_a_difference(n, reference, enough):
     assert enough_repeats(n, reference) is enough
+
+
+def test_more_cells_need_more_repeats():
+    """The smallest p of n against n is 2 / C(2n, n): 2/70, 2/252, 2/924, 2/3432 from four on."""
+    assert [repeats_needed(tests) for tests in (1, 2, 7, 23, 85)] == [4, 5, 6, 6, 7]
+    assert enough_repeats(5, 5, tests=6)
+    assert not enough_repeats(5, 5, tests=7)
 
 
 def test_direction_does_not_matter_for_the_test():

@@ -1,10 +1,9 @@
 """Two result sets, cell by cell: what became faster, slower, or fails, and whether that is more than scatter.
 
-Where many cells are compared some differ by chance. The p-values of measured cells are therefore adjusted together
-(Holm 1979). From six cells on, each is tested by the scatter that all of them share, for which two repeats are enough;
-fewer cells are tested one by one, which needs more repeats, and a cell with too few says so instead of "no difference".
-One more test asks all cells at once whether the sets are shifted against each other, which a few repeats of many
-cells can answer. Simulated and published values have no scatter: there any difference beyond rounding is one.
+Each measured cell has a ratio of medians with its interval and a Mann-Whitney test on its repeats. Where many cells are
+compared some differ by chance, so their p-values are adjusted together (Benjamini and Hochberg 1995); a cell with too
+few repeats says so instead of "no difference". Simulated and published values have no scatter: there any difference
+beyond rounding is one.
 
 Rows of experiments and rows of the race of peers are compared alike; a key that one kind does not have is empty there.
 """
@@ -17,16 +16,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Final
 
-from gpipe_bench.bench.evaluation.pooled import FEWEST_CELLS, Pool, compare_pooled, pool_of
-from gpipe_bench.bench.evaluation.statistics import (
-    Comparison,
-    Shift,
-    compare_samples,
-    enough_repeats,
-    holm,
-    repeats_needed,
-    shift,
-)
+from gpipe_bench.bench.evaluation.statistics import Comparison, compare_samples, enough_repeats
 from gpipe_bench.results.intervals import Interval
 from gpipe_bench.results.peer_rows import TINY, PeerRow
 from gpipe_bench.results.rows import Record, Row
@@ -70,7 +60,6 @@ class CellComparison:
         values: of the new set, one per repeat that ended well.
         reference_values: the same of the reference.
         comparison: of the two, where both sides have some.
-        test: ``mann-whitney`` or ``pooled``; empty where the cell was not tested.
         p_adjusted: for all cells of the same call together; None where the cell was not tested.
         verdict: ``differs``, ``equal``, ``no difference shown``, ``too few repeats``, ``status changed``,
             ``missing``, ``new``, ``value missing`` on one side, or ``no value`` to compare on either.
@@ -82,7 +71,6 @@ class CellComparison:
     values: tuple[float, ...]
     reference_values: tuple[float, ...]
     comparison: Comparison | None
-    test: str = ""
     p_adjusted: float | None = None
     verdict: str = ""
 
@@ -125,12 +113,13 @@ def compare_rows(
         across = (*across, "optimizer")
     new, old = _grouped(rows, across), _grouped(reference, across)
     cells = [_compare(new.get(key, []), old.get(key, []), metric) for key in dict.fromkeys([*old, *new])]
-    pool = common_scatter(cells)
-    cells = [_with_test(cell, pool) for cell in cells]
-    tested = [position for position, cell in enumerate(cells) if cell.test]
-    adjusted = holm([_p_value(cells[position]) for position in tested])
-    for position, p_value in zip(tested, adjusted, strict=True):
-        cells[position] = replace(cells[position], p_adjusted=p_value)
+    tested = {position: found.p_value for position, cell in enumerate(cells) if (found := _tested(cell))}
+    if tested:
+        # scipy takes most of a second to load.
+        from scipy.stats import false_discovery_control
+
+        for position, p_value in zip(tested, false_discovery_control([*tested.values()]), strict=True):
+            cells[position] = replace(cells[position], p_adjusted=float(p_value))
     return [replace(cell, verdict=_verdict(cell, len(tested))) for cell in cells]
 
 
@@ -149,54 +138,9 @@ def key_of(row: Record, name: str) -> object:
     return getattr(row, name, "")
 
 
-def cells_tested(cells: Iterable[CellComparison]) -> int:
-    """How many cells were tested together: those that alone have repeats enough to show a difference."""
-    return sum(cell.p_adjusted is not None for cell in cells)
-
-
-def repeats_wanted(cells: Iterable[CellComparison]) -> tuple[int, int]:
-    """How many repeats on each side would show a difference where they are too few, and among how many cells.
-
-    With six cells or more two are enough, by the scatter that all share; fewer cells, and the race of peers, are tested
-    one by one, the more repeats the more cells there are to be tested together.
-    """
-    measured = [cell for cell in cells if cell.row.evidence == "measured" and cell.comparison]
-    shared = [cell for cell in measured if _poolable(cell)]
-    if len(shared) == len(measured) >= FEWEST_CELLS and any(len(side) < 2 for cell in shared for side in _pair(cell)):
-        return 2, len(measured)
-    return repeats_needed(max(len(measured), 1)), len(measured)
-
-
-def whole_shift(cells: Iterable[CellComparison]) -> Shift | None:
-    """Whether the measured cells as a whole lie above or below the reference; None where none can be compared."""
-    pairs = [_pair(cell) for cell in cells if _comparable(cell)]
-    return shift(pairs) if pairs else None
-
-
-def common_scatter(cells: Iterable[CellComparison]) -> Pool | None:
-    """How much the measured cells scatter; None where they are too few to say, and each is tested by itself.
-
-    Rows of the race of peers are no repeats, but medians over rounds, and scatter otherwise.
-    """
-    return pool_of([_pair(cell) for cell in cells if _poolable(cell)])
-
-
-def _poolable(cell: CellComparison) -> bool:
-    return _comparable(cell) and isinstance(cell.row, Row)
-
-
-def _comparable(cell: CellComparison) -> bool:
-    """Whether a cell has measured values on both sides, all of them positive."""
-    return cell.row.evidence == "measured" and cell.comparison is not None and min(map(min, _pair(cell))) > 0
-
-
-def _pair(cell: CellComparison) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return cell.values, cell.reference_values
-
-
-def shifted(whole: Shift | None) -> bool:
-    """Whether the sets as a whole are shifted against each other, by more than scatter."""
-    return whole is not None and whole.p_value <= _LEVEL
+def cells_to_test(cells: Iterable[CellComparison]) -> int:
+    """How many cells have measured values on both sides."""
+    return sum(cell.row.evidence == "measured" and cell.comparison is not None for cell in cells)
 
 
 def distinct_rows(rows: Iterable[AnyRow]) -> list[AnyRow]:
@@ -245,19 +189,15 @@ def _status(rows: Sequence[AnyRow]) -> str:
     return next((row.status for row in rows if row.status != "ok"), "ok" if rows else "missing")
 
 
-def _with_test(cell: CellComparison, pool: Pool | None) -> CellComparison:
-    """The cell with the test that it is put to: by the scatter of all, or by itself where its repeats suffice."""
+def _tested(cell: CellComparison) -> Comparison | None:
+    """What a cell says to the test: a measured one whose repeats can show a difference."""
     found = cell.comparison
-    if cell.row.evidence != "measured" or found is None:
-        return cell
-    if pool and _poolable(cell):
-        return replace(cell, comparison=compare_pooled(*_pair(cell), pool), test="pooled")
-    return replace(cell, test="mann-whitney") if enough_repeats(found.n, found.n_reference) else cell
+    return found if found and cell.row.evidence == "measured" and enough_repeats(found.n, found.n_reference) else None
 
 
 def _computed(cell: CellComparison) -> str:
     """The verdict on values that were computed, not measured."""
-    if cell.row.evidence == "emulated" and _overlap(*_pair(cell)):
+    if cell.row.evidence == "emulated" and _overlap(cell.values, cell.reference_values):
         return "no difference shown"
     pair = median(cell.values), median(cell.reference_values)
     return "equal" if math.isclose(*pair, rel_tol=EXACT) else "differs"
@@ -267,10 +207,6 @@ def _overlap(values: Sequence[float], reference: Sequence[float]) -> bool:
     """Whether host threads race in an emulated cell, and the ranges of its steps have a value in common."""
     several = max(len({*values}), len({*reference})) > 1
     return several and max(min(values), min(reference)) <= min(max(values), max(reference))
-
-
-def _p_value(cell: CellComparison) -> float:
-    return cell.comparison.p_value if cell.comparison else 1.0
 
 
 def _verdict(cell: CellComparison, tests: int) -> str:
@@ -291,6 +227,6 @@ def _verdict(cell: CellComparison, tests: int) -> str:
         return "no value"
     if cell.p_adjusted is not None and cell.p_adjusted <= _LEVEL:
         return "differs"
-    if cell.test != "pooled" and not enough_repeats(found.n, found.n_reference, max(tests, 1)):
+    if not enough_repeats(found.n, found.n_reference, max(tests, 1)):
         return "too few repeats"
     return "no difference shown"

@@ -15,13 +15,10 @@ from gpipe_bench.bench.evaluation.compare import (
     CELL_KEYS,
     EXACT,
     CellComparison,
-    cells_tested,
-    common_scatter,
+    cells_to_test,
     key_of,
-    repeats_wanted,
-    shifted,
-    whole_shift,
 )
+from gpipe_bench.bench.evaluation.statistics import repeats_needed
 from gpipe_bench.results.intervals import Interval
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.util.console import Column, Grid
@@ -38,14 +35,10 @@ _EVERY_DIGIT: Final = 17
 _TITLE: Final = ("partitions", "chunks", "batch_size", "checkpoint")
 _FEW: Final = "too few repeats"
 _READING: Final = (
-    "ratio: B over A [95 % interval]; p: two-sided, adjusted for all measured cells of one column (Holm); the test is "
-    "said with each column. No test tells slower code from a slower machine. Simulated and published values have no "
-    f"scatter: they are equal within {EXACT:g} of the value, and any other difference is one."
+    "ratio: medians, B over A [95 % interval]; p: Mann-Whitney on the repeats of each cell, two-sided, adjusted for "
+    "all measured cells of one column (Benjamini-Hochberg). No test tells slower code from a slower machine. Simulated "
+    f"and published values have no scatter: they are equal within {EXACT:g} of the value; any other difference is one."
 )
-_TESTS: Final = {
-    "mann-whitney": "Mann-Whitney on the repeats of each cell; ratio of medians, bootstrapped interval",
-    "pooled": "t by the scatter that all cells share (at most 10 degrees of freedom); ratio of geometric means",
-}
 
 
 def comparison_records(cells: Sequence[CellComparison], metric: str) -> list[dict[str, Any]]:
@@ -96,7 +89,6 @@ def verdict_view(compared: Mapping[str, Sequence[CellComparison]]) -> Renderable
     cells = [cell for members in compared.values() for cell in members]
     speaking = Counter(cell.verdict for cell in cells if not cell.alike)
     reasons = [f"{count} {verdict}" for verdict, count in speaking.items()]
-    reasons += [f"{name} as a whole is shifted" for name, members in compared.items() if shifted(whole_shift(members))]
     if reasons:
         text, style = f"the two sets differ: {', '.join(reasons)}", "bold yellow"
     elif untold := undecided(compared):
@@ -109,8 +101,8 @@ def verdict_view(compared: Mapping[str, Sequence[CellComparison]]) -> Renderable
 
 
 def differ(compared: Mapping[str, Sequence[CellComparison]]) -> bool:
-    """Whether a cell differs in some metric, or the measured cells as a whole do."""
-    return any(shifted(whole_shift(cells)) or not all(cell.alike for cell in cells) for cells in compared.values())
+    """Whether a cell differs in some metric."""
+    return not all(cell.alike for cells in compared.values() for cell in cells)
 
 
 def undecided(compared: Mapping[str, Sequence[CellComparison]]) -> dict[str, int]:
@@ -120,14 +112,10 @@ def undecided(compared: Mapping[str, Sequence[CellComparison]]) -> dict[str, int
 
 
 def _untold(few: Mapping[str, int], compared: Mapping[str, Sequence[CellComparison]]) -> str:
-    parts = []
-    for name, count in few.items():
-        cells = compared[name]
-        among = sum(cell.row.evidence == "measured" and bool(cell.comparison) for cell in cells)
-        whole = whole_shift(cells)
-        said = "" if whole is None else f"; all {whole.cells} together: no difference shown (p = {whole.p_value:.4f})"
-        parts.append(f"{name}: {count} of {among} measured cells have too few repeats{said}")
-    return f"cannot tell cell by cell: {'. '.join(parts)}"
+    parts = [
+        f"{name}: {n} of {cells_to_test(compared[name])} measured cells have too few repeats" for name, n in few.items()
+    ]
+    return f"cannot tell: {'; '.join(parts)}"
 
 
 def _apart(cell: CellComparison) -> Sequence[str]:
@@ -210,33 +198,13 @@ def _summary(cells: Sequence[CellComparison], metric: str) -> Text:
     counts = Counter(cell.verdict for cell in cells)
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     text = Text(f"{metric}, {len(cells)} cells: {words}.")
-    for used in dict.fromkeys(cell.test for cell in cells if cell.test):
-        text.append(f"\nTest: {_TESTS[used]}{_scatter(cells) if used == 'pooled' else ''}.")
     if counts[_FEW]:
-        needed, tests = repeats_wanted(cells)
-        among, each = (f" among these {tests} cells", " of each") if tests > 1 else ("", "")
-        text.append(f"\nToo few repeats: a difference{among} can show from {needed} repeats{each} on each side on.")
-    if whole := whole_shift(cells):
-        ratio = _interval(whole.ratio)
-        words = "geometric mean of ratios; permutation test within cells"
-        said = "differs" if shifted(whole) else "no difference shown"
-        text.append(f"\nAll {whole.cells} measured cells together: ratio {ratio}, p = {whole.p_value:.4f} ({words}): ")
-        text.append(f"{said}.", "bold yellow" if shifted(whole) else "")
+        tests = cells_to_test(cells)
+        among = f" of one of these {tests} cells alone" if tests > 1 else ""
+        text.append(
+            f"\nToo few repeats: a difference{among} shows from {repeats_needed(tests)} repeats on each side on."
+        )
     return text
-
-
-def _scatter(cells: Sequence[CellComparison]) -> str:
-    """How much the cells scatter, and from which ratio on one of them would differ."""
-    pool, tests = common_scatter(cells), cells_tested(cells)
-    if pool is None:
-        return ""
-    n = min(min(len(cell.values), len(cell.reference_values)) for cell in cells if cell.test)
-    factor = pool.resolution(n, tests)
-    more = f"{pool.inflation:.1f} times" if pool.inflation > 1 else "no more than"
-    between = f"cells between A and B {more} what follows from that"
-    repeats = f"{n} repeat{'s' * (n > 1)}"
-    seen = f"with {repeats} on each side a cell differs from a ratio of {1 / factor:.2f} or {factor:.2f} on"
-    return f".\nRepeats scatter by {pool.scatter:.1%}, {between}; {seen}"
 
 
 def _record(cell: CellComparison, metric: str) -> dict[str, Any]:
@@ -246,7 +214,6 @@ def _record(cell: CellComparison, metric: str) -> dict[str, Any]:
     if found is not None:
         sized = not math.isnan(found.ratio.low)
         record |= {
-            "test": cell.test,
             "n_reference": found.n_reference,
             "n_new": found.n,
             "median_reference": median(cell.reference_values),

@@ -12,17 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from gpipe_bench.results.intervals import Interval, ratio_interval
 
 _LEVEL: Final = 0.05
-_DRAWS: Final = 9999
-_SEED: Final = 20200421
-_ROUNDING: Final = 1e-12
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +41,6 @@ class Comparison:
         return "differs" if self.p_value <= _LEVEL else "no difference shown"
 
 
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """Whether one result set as a whole lies above or below another.
-
-    Attributes:
-        cells: cells that both sets have values of.
-        ratio: geometric mean over the cells of the ratio of medians, with its 95 % interval.
-        p_value: two-sided, of the permutation test within cells that the sets are not shifted.
-    """
-
-    cells: int
-    ratio: Interval
-    p_value: float
-
-
 def enough_repeats(n: int, n_reference: int, tests: int = 1) -> bool:
     """Whether two sides without any overlap would count as different: alone, from four repeats on each side on.
 
@@ -83,48 +60,6 @@ def differ(samples: Sequence[float], reference: Sequence[float]) -> bool:
 def repeats_needed(tests: int = 1) -> int:
     """The fewest repeats on each side with which one of ``tests`` comparisons made together can show a difference."""
     return next(n for n in itertools.count(2) if enough_repeats(n, n, tests))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for having made all of these tests (Holm 1979, step-down), in the order given."""
-    adjusted = [1.0] * len(p_values)
-    highest = 0.0
-    for rank, position in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[position]))
-        adjusted[position] = highest
-    return adjusted
-
-
-def shift(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Shift:
-    """Whether the first sides of ``pairs`` lie above or below the second ones, on the whole.
-
-    Args:
-        pairs: for each cell the repeats of both sides, all positive.
-
-    Raises:
-        ValueError: no pairs, or a side that is empty or not positive.
-    """
-    if not pairs or not all(len(side) and min(side) > 0 for pair in pairs for side in pair):
-        raise ValueError(f"pairs must be positive values on both sides, got {list(pairs)}; leave out failed repeats")
-    logs = [(np.log(np.sort(new)), np.log(np.sort(old))) for new, old in pairs]
-    observed = float(np.mean([np.median(new) - np.median(old) for new, old in logs]))
-    rng = np.random.default_rng(_SEED)
-    resampled = np.mean([_resampled(new, rng) - _resampled(old, rng) for new, old in logs], axis=0)
-    permuted = np.mean([_permuted(new, old, rng) for new, old in logs], axis=0)
-    extreme = int(np.count_nonzero(np.abs(permuted) >= abs(observed) * (1 - _ROUNDING)))
-    n = min(min(len(new), len(old)) for new, old in logs)
-    low, high = np.exp(np.percentile(resampled, (2.5, 97.5))) if n > 1 else (math.nan, math.nan)
-    return Shift(len(pairs), Interval(n, math.exp(observed), float(low), float(high)), (extreme + 1) / (_DRAWS + 1))
-
-
-def _resampled(values: Array, rng: np.random.Generator) -> Array:
-    return np.asarray(np.median(rng.choice(values, (_DRAWS, len(values))), axis=1), dtype=np.float64)
-
-
-def _permuted(new: Array, old: Array, rng: np.random.Generator) -> Array:
-    """Differences of medians where repeats are dealt to the two sides at random."""
-    dealt = rng.permuted(np.tile(np.concatenate([new, old]), (_DRAWS, 1)), axis=1)
-    return np.asarray(np.median(dealt[:, : len(new)], axis=1) - np.median(dealt[:, len(new) :], axis=1))
 
 
 def compare_samples(samples: Sequence[float], reference: Sequence[float]) -> Comparison:
