@@ -1,6 +1,6 @@
-"""Run half of the tests, so that two processes take the time of one on two cores: ``python -m scripts.run_tests HALF``.
+"""Run a part of the tests, so that several processes share the cores: ``python -m scripts.run_tests PART``.
 
-HALF is ``engine`` or ``suite``. To run some tests, call pytest.
+To run some tests, call pytest.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-ENGINE: Final = ("bench", "conformance", "emulator", "engine", "models", "native", "simulator", "simulator_costs")
-"""About half of the work; the other process has all other folders, and the shorter checks."""
+PARTS: Final = {
+    "machine": ("emulator", "native", "simulator", "simulator_api", "simulator_costs"),
+    "engine": ("conformance", "engine", "gpu", "models"),
+    "workflow": ("distributed", "examples", "slurm", "studies", "workflow"),
+}
+"""Folders of tests; the part ``suite`` has all others."""
 
 
-def halves() -> dict[str, list[str]]:
-    """The folders of each process."""
-    folders = sorted(path.name for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py")))
-    parts: dict[str, list[str]] = {"engine": [], "suite": []}
-    for name in folders:
-        parts["engine" if name in ENGINE else "suite"].append(f"tests/{name}")
-    return parts
+def parts() -> dict[str, list[str]]:
+    """The folders of each part."""
+    part_of = {folder: part for part, folders in PARTS.items() for folder in folders}
+    found: dict[str, list[str]] = {part: [] for part in (*PARTS, "suite")}
+    for path in sorted((ROOT / "tests").iterdir()):
+        if any(path.glob("**/test_*.py")):
+            found[part_of.get(path.name, "suite")].append(f"tests/{path.name}")
+    return found
 
 
-def main(half: str) -> int:
+def main(part: str) -> int:
     """Run the tests; the status of pytest."""
-    # Both processes would write their failures to the same files.
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *halves()[half]]
+    # All processes would write their failures to the same files.
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *parts()[part]]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m scripts.run_tests", description=__doc__)
-    parser.add_argument("half", choices=halves())
-    sys.exit(main(parser.parse_args().half))
+    parser.add_argument("part", choices=parts())
+    sys.exit(main(parser.parse_args().part))

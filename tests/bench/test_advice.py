@@ -111,8 +111,17 @@ HEAVY_HEAD = {
 }
 
 
-@pytest.mark.parametrize("share", [None, 0.7, 0.5])
-@pytest.mark.parametrize("model", [EVEN, HEAVY_HEAD], ids=["even", "heavy-head"])
+@pytest.mark.parametrize(
+    ("model", "share"),
+    [
+        (EVEN, None),
+        (HEAVY_HEAD, 0.5),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(EVEN, 0.5), (EVEN, 0.7), (HEAVY_HEAD, None), (HEAVY_HEAD, 0.7)]
+        ),
+    ],
+)
 def test_no_balance_of_any_schedule_is_much_faster_with_a_limit_or_without(model, share):
     settings = {**model, "devices": 2, "batch_size": 16, "profile": "h100", "schedules": "1f1b,interleaved,zb_v"}
     request = AdviceRequest.model_validate(settings)

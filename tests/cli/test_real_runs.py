@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tarfile
 
+import pytest
+
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.machine.profile import load_profile
@@ -31,6 +33,7 @@ def test_one_cell(tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["a.json"]
 
 
+@pytest.mark.slow
 def test_a_rehearsed_session(tmp_path):
     out = tmp_path / "gpu"
     options = ("--device", "cpu", "--tiny", "--bundle")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 from scripts import run_tests
@@ -23,9 +24,15 @@ def test_checks_run_after_one_that_failed_which_is_named(tmp_path):
     assert "well" in done.stdout
 
 
-def test_each_folder_of_tests_runs_in_one_of_two_processes():
-    first, second = run_tests.halves().values()
+def test_each_folder_of_tests_runs_in_one_process():
+    found = [folder for part in run_tests.parts().values() for folder in part]
     folders = {path.parent.relative_to(ROOT).parts[1] for path in (ROOT / "tests").glob("**/test_*.py")}
-    assert sorted(first + second) == sorted(f"tests/{name}" for name in folders)
-    assert first
-    assert second
+    assert sorted(found) == sorted(f"tests/{name}" for name in folders)
+
+
+def test_make_runs_each_part_of_the_tests():
+    text = (ROOT / "Makefile").read_text()
+    checks = re.search(r"^CHECKS \?= (.*)$", text, re.MULTILINE).group(1).split()
+    parts = [name.removeprefix("tests-") for name in checks if name.startswith("tests-")]
+    assert parts == [*run_tests.parts()]
+    assert re.findall(r"scripts\.run_tests (\S+)", text) == parts

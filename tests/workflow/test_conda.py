@@ -40,7 +40,9 @@ def conda(tmp_path_factory):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="Snakemake runs jobs in bash")
-@pytest.mark.parametrize(("options", "used"), [((), False), (("--sdm", "conda"), True)])
+@pytest.mark.parametrize(
+    ("options", "used"), [pytest.param((), False, marks=pytest.mark.slow), (("--sdm", "conda"), True)]
+)
 def test_the_environment_of_a_rule_is_used_if_asked_for(snakemake, conda, place, options, used):
     done = snakemake(TARGET, *options, PATH=f"{conda}/bin:{os.environ['PATH']}")
     assert done.returncode == 0, done.stdout

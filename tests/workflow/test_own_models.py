@@ -138,6 +138,7 @@ def test_configurations_say_which_files_were_run(run):
     assert '""model_files"": ""' in text
 
 
+@pytest.mark.slow  # test_run.py edits the package, and a plan has other jobs after an edit of a model
 def test_a_second_run_does_nothing_and_an_edit_runs_all_again(run):
     dry = snakemake_in(run)
     assert "Nothing to be done" in dry(*ARGUMENTS, "--dry-run").stdout

@@ -127,6 +127,7 @@ def resumed(place, kept, whole):
     assert list(place.rglob(".writing-*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # five starts of Snakemake with their jobs
 def test_a_run_killed_at_any_moment_ends_with_the_same_tables(whole, tmp_path):
     """As a job begins; seeded times after one began, and after a file appeared: before Snakemake knows it."""
