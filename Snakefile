@@ -5,6 +5,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+# The package lies beside this file, whatever folder the workflow runs in; jobs find it there, too.
+HERE = str(workflow.current_basedir.get_path_or_uri(secret_free=True))
+PLACES = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if Path(HERE, "gpipe_bench").is_dir() and HERE not in PLACES:
+    sys.path.insert(0, HERE)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, *PLACES]))
+
 from gpipe_bench.bench.spec.cell_files import CELLS_PATH
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
 from gpipe_bench.bench.storage.sources import source_digest
@@ -18,7 +25,10 @@ from gpipe_bench.bench.experiments.plan import (
     make_plan,
     named_by,
 )
+from gpipe_bench.bench.experiments.config import base_config
+from gpipe_bench.data import TOLERANCES
 from gpipe_bench.errors import GpipeBenchError
+from gpipe_bench.results.catalogue import REFERENCE
 from gpipe_bench.util.processes import PROCESSES, usable_processes
 from snakemake.utils import min_version
 from studies.peers.settings import read_settings as race_settings
@@ -27,7 +37,7 @@ from studies.training.settings import read_settings as training_settings
 min_version("9.14")
 
 
-configfile: "config/config.yaml"
+configfile: str(base_config())
 
 
 # Snakemake lists the files of --configfile first, and merges them last.
@@ -117,13 +127,10 @@ rule all:
 
 # Seconds each: on a cluster they run beside Snakemake, not as jobs.
 localrules:
+    list_cells,
     collect,
     trace,
     trace_virtual,
-
-
-onstart:
-    PLAN.write_cells(Path(CELLS_PATH))
 
 
 onsuccess:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-REFERENCE: Final = Path("results/reference")
-PUBLISHED_ROWS: Final = REFERENCE / "published" / "rows.csv"
+from gpipe_bench.data import REFERENCE_FOLDER
+
+REFERENCE: Final = REFERENCE_FOLDER
+PUBLISHED_ROWS: Final = Path("results/reference/published/rows.csv")
 """The published values as rows."""
 
 SUFFIXES: Final = ("svg", "pdf", "png")
@@ -55,11 +57,6 @@ class DrawnFigure:
     name: str
     evidence: str
     place: str = ""
-
-    @property
-    def words(self) -> list[str]:
-        """The words after ``gpipe-bench figure`` that draw it, but for the place of its files."""
-        return [self.kind, "--rows", str(self.table), "--evidence", self.evidence]
 
     def paths(self, out: Path) -> list[Path]:
         """The files below ``out``."""

@@ -3,8 +3,9 @@ import json
 from importlib.metadata import version
 
 from gpipe_bench.bench.storage.sources import source_digest
+from gpipe_bench.results.catalogue import REFERENCE
 
-MACHINES = sorted(glob_wildcards("results/reference/measured/{machine}/peers.csv").machine)
+MACHINES = sorted(glob_wildcards(f"{REFERENCE}/measured/{{machine}}/peers.csv").machine)
 
 
 rule peers:
@@ -57,7 +58,7 @@ rule figure_peers:
 rule redraw_peers:
     """Draw the figures of the committed tables."""
     input:
-        expand("results/reference/measured/{machine}/peers.csv", machine=MACHINES),
+        expand("{folder}/measured/{machine}/peers.csv", folder=REFERENCE, machine=MACHINES),
     output:
         ensure(
             expand(
@@ -72,6 +73,7 @@ rule redraw_peers:
     conda:
         "../../workflows/envs/gpipe_bench.yaml"
     params:
+        folder=subpath(output[0], ancestor=2),
         sources=source_digest("studies.peers.figure"),
     shell:
-        "python -m studies.peers reference --out figures/redrawn > {log:q} 2>&1"
+        "python -m studies.peers reference --out {params.folder:q} > {log:q} 2>&1"

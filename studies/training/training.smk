@@ -3,8 +3,9 @@ import json
 from importlib.metadata import version
 
 from gpipe_bench.bench.storage.sources import source_digest
+from gpipe_bench.results.catalogue import REFERENCE
 
-MACHINES = sorted(glob_wildcards("results/reference/measured/{machine}/transparency.csv").machine)
+MACHINES = sorted(glob_wildcards(f"{REFERENCE}/measured/{{machine}}/transparency.csv").machine)
 SETTINGS = json.dumps(config, sort_keys=True)
 
 
@@ -88,7 +89,8 @@ rule redraw_transparency:
     """Draw the figures of the committed tables."""
     input:
         expand(
-            "results/reference/measured/{machine}/transparency{table}.csv",
+            "{folder}/measured/{machine}/transparency{table}.csv",
+            folder=REFERENCE,
             machine=MACHINES,
             table=["", "_steps", "_layers", "_verdict"],
         ),
@@ -107,6 +109,7 @@ rule redraw_transparency:
     conda:
         "../../workflows/envs/gpipe_bench.yaml"
     params:
+        folder=subpath(output[0], ancestor=2),
         sources=source_digest("studies.training.figure"),
     shell:
-        "python -m studies.training reference --out figures/redrawn > {log:q} 2>&1"
+        "python -m studies.training reference --out {params.folder:q} > {log:q} 2>&1"

@@ -33,9 +33,9 @@ def lists_of(plan: SuitePlan) -> Iterator[tuple[str, list[str]]]:
         yield f"{name} tables", [*table.published]
         yield f"{name} raw", table.raw
     virtual, measured = plan.named("simulated", "emulated").items(), plan.named("measured").items()
-    yield "jobs", [f"{name} {job.only} {job.kept} {job.profile}" for name, job in virtual]
+    yield "jobs", [f"{name} {job.only} {job.kept} {Path(job.profile).name}" for name, job in virtual]
     yield "timed", [f"{name} {job.only} {job.repeats} {job.accelerators}" for name, job in measured]
-    yield "figures", [f"{name} {' '.join(figure.words)}" for name, figure in plan.figures.items()]
+    yield "figures", [f"{name} {figure.kind} {figure.table} {figure.evidence}" for name, figure in plan.figures.items()]
     yield "verified", [*plan.verified, *plan.allowed_parts]
     yield "advice", [f"{name} {request}" for name, request in advice_settings(plan).items()]
 

@@ -1,11 +1,29 @@
 # From cells to tables: a job per cell, or for cells that take turns, each repeat in a fresh process; then one CSV per
 # experiment.
-# Snakemake writes all cells into one file before the first job, and jobs take theirs by key. A key changes with any
-# setting of its cell, so that a job runs again where one of its cells has changed.
+# All cells stand in one file, from which jobs take theirs by key. A key changes with any setting of its cell, so that a
+# job runs again where one of its cells has changed, and not where the file is new.
+
+
+rule list_cells:
+    """Write the settings of every cell of the configuration by its key."""
+    output:
+        ensure(CELLS_PATH, non_empty=True),
+    log:
+        "logs/list_cells.log",
+    conda:
+        "../envs/gpipe_bench.yaml"
+    params:
+        settings=PLAN.settings,
+        digest=PLAN.digest,
+        sources=source_digest("gpipe_bench.bench.experiments.plan"),
+    shell:
+        "python -m gpipe_bench config cells --settings {params.settings:q} --out {output:q} > {log:q} 2>&1"
 
 
 rule run_cell:
     """Measure the repeats of one cell, or of several in turns, each in a fresh process; a failure is a result too."""
+    input:
+        cells=ancient(CELLS_PATH),
     output:
         ensure(RAW_PATTERN, non_empty=True),
     log:
@@ -18,19 +36,19 @@ rule run_cell:
         nodes=named_by("cell", TIMED, "hosts"),
         tasks=named_by("cell", TIMED, "hosts"),
     params:
-        cells=CELLS_PATH,
         only=named_by("cell", TIMED, "only"),
         repeats=named_by("cell", TIMED, "repeats"),
         sources=source_digest("gpipe_bench.bench.running.run"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench run --cells {params.cells:q} --only {params.only:q} --repeats {params.repeats:q}"
+        "python -m gpipe_bench run --cells {input.cells:q} --only {params.only:q} --repeats {params.repeats:q}"
         " --turns --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate:
     """Simulate cells of one model in one process, in virtual time on other hardware, for all experiments that ask."""
     input:
+        cells=ancient(CELLS_PATH),
         profile=named_by("group", VIRTUAL, "profile"),
     output:
         ensure(SIMULATED_PATTERN, non_empty=True),
@@ -39,19 +57,19 @@ rule simulate:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        cells=CELLS_PATH,
         only=named_by("group", VIRTUAL, "only"),
         timelines=named_by("group", VIRTUAL, "kept"),
         sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench simulate --cells {params.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
+        "python -m gpipe_bench simulate --cells {input.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
         " --out {output:q} > {log:q} 2>&1"
 
 
 rule emulate:
     """Run cells of one model on virtual devices, in virtual time, in one process; skipped without a C++ compiler."""
     input:
+        cells=ancient(CELLS_PATH),
         profile=named_by("group", VIRTUAL, "profile"),
     output:
         ensure(EMULATED_PATTERN, non_empty=True),
@@ -60,21 +78,20 @@ rule emulate:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        cells=CELLS_PATH,
         only=named_by("group", VIRTUAL, "only"),
         timelines=named_by("group", VIRTUAL, "kept"),
         sources=source_digest("gpipe_bench.bench.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench emulate --cells {params.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
+        "python -m gpipe_bench emulate --cells {input.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
         " --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate_published:
     """Simulate the rows of a published table with the settings that they were run with."""
     input:
-        "results/reference/published/published.csv",
-        "results/reference/published/settings.csv",
+        REFERENCE / "published" / "published.csv",
+        REFERENCE / "published" / "settings.csv",
     output:
         ensure(TABLE_PATTERN, non_empty=True),
     log:
@@ -92,8 +109,8 @@ rule collect:
     """Gather the raw results of an experiment, and published values of its settings, into one table and companions."""
     input:
         raw=named_by("experiment", PLAN.tables, "raw"),
-        published="results/reference/published/published.csv",
-        settings="results/reference/published/settings.csv",
+        published=REFERENCE / "published" / "published.csv",
+        settings=REFERENCE / "published" / "settings.csv",
     output:
         rows=ensure("results/{experiment}.csv", non_empty=True),
         devices=ensure("results/{experiment}_devices.csv", non_empty=True),

@@ -12,11 +12,13 @@ rule figure:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        words=named_by("figure", {name: figure.words for name, figure in PLAN.figures.items()}),
+        kind=named_by("figure", PLAN.figures, "kind"),
+        evidence=named_by("figure", PLAN.figures, "evidence"),
         stem=subpath(output[0], strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),
     shell:
-        "python -m gpipe_bench figure {params.words:q} --out {params.stem:q} > {log:q} 2>&1"
+        "python -m gpipe_bench figure {params.kind:q} --rows {input:q} --evidence {params.evidence:q} --out {params.stem:q}"
+        " > {log:q} 2>&1"
 
 
 rule figures:
@@ -38,6 +40,7 @@ rule redraw:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
+        folder=subpath(output[0], ancestor=2),
         sources=source_digest("gpipe_bench.figures"),
     shell:
-        "python -m gpipe_bench figure reference --out figures/redrawn > {log:q} 2>&1"
+        "python -m gpipe_bench figure reference --out {params.folder:q} > {log:q} 2>&1"

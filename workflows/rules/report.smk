@@ -19,6 +19,8 @@ rule report:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
+        folder=subpath(output[0], ancestor=2),
         sources=source_digest("gpipe_bench.report"),
     shell:
-        "python -m gpipe_bench report --results results --figures figures --out {output:q} > {log:q} 2>&1"
+        "python -m gpipe_bench report --results {params.folder:q}/results --figures {params.folder:q}/figures"
+        " --out {output:q} > {log:q} 2>&1"

@@ -13,7 +13,7 @@ rule check_results:
         predictions="results/predictions.csv",
         rows=expand("results/{experiment}.csv", experiment=PLAN.verified),
         claims="results/transparency_verdict.csv",
-        tolerances="config/tolerances.csv",
+        tolerances=TOLERANCES,
         reference=[*PLAN.reference_tables, *PLAN.reference_lines],
     output:
         ensure("results/verify.csv", non_empty=True),

@@ -108,7 +108,8 @@ class Job:
     @property
     def profile(self) -> str:
         """The file of its hardware profile, of a job that simulates or emulates."""
-        return next((cell.profile_path for cell in self.cells if not isinstance(cell, MeasuredCell)), "")
+        paths = (cell.profile_path for cell in self.cells if not isinstance(cell, MeasuredCell))
+        return str(Path(next(paths)).absolute())
 
     @property
     def accelerators(self) -> int:
@@ -166,6 +167,7 @@ class SuitePlan:
         tables: of the experiments, by their names.
         advice: the requests for advice by their names.
         parts: tables that lack simulations of the default configuration, which the reference results hold.
+        blocks: the experiments as data.
     """
 
     machine: Machine
@@ -173,6 +175,19 @@ class SuitePlan:
     tables: Mapping[str, Table]
     advice: Mapping[str, AdviceRequest] = field(default_factory=dict)
     parts: Sequence[str] = ()
+    blocks: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> str:
+        """What gives these cells again, as JSON: the experiments, and the machine."""
+        machine = {"device": self.machine.device, "device_count": self.gpus}
+        return json.dumps({**machine, "experiments": self.blocks, "advice": {}})
+
+    @property
+    def digest(self) -> str:
+        """Changes with any cell."""
+        keys = ",".join(cell.id for job in self.jobs for cell in job.cells)
+        return hashlib.sha256(keys.encode()).hexdigest()[:16]
 
     @property
     def gpus(self) -> int:
@@ -262,7 +277,7 @@ def plan(config: SuiteConfig, machine: Machine) -> SuitePlan:
         jobs = [*virtual, *(printed[table] for table in one.tables), *measured]
         tables[name] = Table(runs[name], one.simulated, one.emulated, one.tables, jobs)
     jobs = [*simulating, *emulating, *printed.values(), *measuring]
-    return SuitePlan(machine, jobs, tables, config.advice, _parts(config))
+    return SuitePlan(machine, jobs, tables, config.advice, _parts(config), config.blocks)
 
 
 def _measured_jobs(runs: Iterable[CellRun]) -> Iterator[Job]:
