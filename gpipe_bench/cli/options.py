@@ -20,7 +20,7 @@ from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.processes import PROCESSES
 
 if TYPE_CHECKING:
-    from gpipe_bench.bench.spec.settings import PipelineSettings
+    from gpipe_bench.bench.spec.cells import Cell
 
 _DAY_S: Final = 86_400.0
 _MOST_PROCESSES: Final = 1024
@@ -121,7 +121,7 @@ def tell(text: str) -> None:
     typer.echo(f"note: {text}", err=True)
 
 
-def tell_microbatches(cells: Iterable[PipelineSettings]) -> None:
+def tell_microbatches(cells: Iterable[Cell]) -> None:
     """Say which numbers of chunks their batches do not give."""
     said = {}
     for cell in cells:

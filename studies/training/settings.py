@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from gpipe_bench.bench.spec.cells import cut_problems as cut
 from gpipe_bench.bench.spec.settings import (
     Balance,
     BatchSize,
@@ -18,7 +19,6 @@ from gpipe_bench.bench.spec.settings import (
     Section,
     Threads,
 )
-from gpipe_bench.bench.spec.settings import cut_problems as cut
 from gpipe_bench.bench.spec.validation import validated
 
 MODELS = ("amoebanet-d", "unet")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from gpipe_bench.bench.advice.fit import Search, balance_of
+from gpipe_bench.bench.spec.cells import cut_problems
 from gpipe_bench.bench.spec.settings import (
     BatchSize,
     Model,
@@ -26,7 +27,6 @@ from gpipe_bench.bench.spec.settings import (
     ModelSection,
     Problem,
     Variant,
-    cut_problems,
     no_boolean,
 )
 from gpipe_bench.bench.spec.simulated_cells import (

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.settings import (
+    AUTO,
     AutoBalance,
-    PipelineSettings,
+    BatchSize,
+    Checkpoint,
+    Chunks,
+    Model,
+    ModelArgs,
+    ModelSection,
+    OptionalSchedule,
+    Partitions,
     Problem,
     Seed,
     Steps,
@@ -27,9 +36,20 @@ from gpipe_bench.bench.spec.settings import (
     Transfer,
     Variant,
     Warmup,
+    read_balance,
 )
 from gpipe_bench.components import Components
-from gpipe_bench.schedules.table import is_schedule_file, shared_places
+from gpipe_bench.errors import ConfigError, ScheduleError
+from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
+from gpipe_bench.results.configurations import digest
+from gpipe_bench.schedules.table import (
+    TWO_PER_DEVICE,
+    device_count,
+    file_schedule,
+    is_schedule_file,
+    placement,
+    shared_places,
+)
 from gpipe_bench.util.nearest import nearest
 
 RAW_PATTERN: Final = "results/raw/{cell}.json"
@@ -59,12 +79,122 @@ Processes = Annotated[
 Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that share out the processes evenly")]
 
 
-class PipelineCell(PipelineSettings):
-    """What all cells have: model, pipeline and variant, a key, and the columns of their rows."""
+class Cell(ModelSection):
+    """What is trained in which pipeline, for one kind of evidence; it has a key, and columns of rows.
 
+    The defaults are a small U-Net.
+    """
+
+    model: Model = "unet"
+    model_args: ModelArgs = "depth=4;B=1;C=16;size=64"
+    batch_size: BatchSize = 8
+    chunks: Chunks = 4
+    partitions: Partitions = 4
+    balance: AutoBalance = (9, 21, 13, 10)
+    checkpoint: Checkpoint = "except_last"
+    schedule: OptionalSchedule = None
     evidence: str
     variant: Variant
     transfer: Transfer = "direct"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, data: Any) -> Any:
+        """A balance says how many partitions there are, or the file of a schedule, which says the chunks, too.
+
+        ``backward`` of older files says whether there is a schedule.
+        """
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        with suppress(ValueError):
+            if data.get("balance", AUTO) not in (AUTO, (), []) and "partitions" not in data:
+                data["partitions"] = len(read_balance(data["balance"]))
+        schedule = data.get("schedule")
+        if is_schedule_file(schedule):
+            with suppress(ScheduleError):
+                own = file_schedule(schedule)
+                data = {"chunks": own.microbatches, "partitions": own.partitions, **data}
+        match data.get("backward"):
+            case "autograd" if schedule in (None, "gpipe"):
+                del data["backward"]
+                data["schedule"] = None
+            case "scheduled":
+                data["schedule"] = schedule or "gpipe"
+                del data["backward"]
+        return data
+
+    @property
+    def backward(self) -> str:
+        """What orders the backward pass: ``scheduled`` with a schedule, else ``autograd``."""
+        return "autograd" if self.schedule is None else "scheduled"
+
+    @property
+    def microbatches(self) -> int:
+        """m, as ``Tensor.chunk`` splits the batch: equal micro-batches but for the last, perhaps fewer than asked."""
+        size = -(-self.batch_size // self.chunks)
+        return -(-self.batch_size // size)
+
+    @property
+    def schedule_devices(self) -> int:
+        """p, how many devices the schedule has: one for each partition, or one for two partitions."""
+        return device_count(self.schedule, self.partitions)
+
+    def homes(self) -> tuple[int, ...]:
+        """For each partition its device of the schedule, from 0 to p - 1."""
+        return placement(self.schedule, self.partitions)
+
+    def settings(self) -> dict[str, Any]:
+        """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files.
+
+        ``backward`` says whether there is a schedule, and that of GPipe has no name: cells keep their keys.
+        """
+        data = self.model_dump(mode="json", exclude={"schedule"} if self.schedule in (None, "gpipe") else None)
+        data["backward"] = self.backward
+        if files := model_digest(self.model):
+            data["model_files"] = files
+        if self.schedule is not None and is_schedule_file(self.schedule):
+            data["schedule_file"] = digest(Path(self.schedule).read_text(encoding="utf-8", errors="replace"))[:16]
+        # The arguments are normalised by the table of models: their order and left-out defaults do not matter.
+        data["model_args"] = format_arguments(parse_arguments(self.model, self.model_args))
+        return data
+
+    def problems(self) -> Iterator[Problem]:
+        """The schedule fits; the model is known, takes these arguments, and has the layers that a balance hands out."""
+        if self.schedule in TWO_PER_DEVICE and self.partitions % 2:
+            rule = f"must be even where schedule is {self.schedule}, two on each device, got {self.partitions}"
+            yield Problem(("partitions", "schedule"), f"{rule}; add one, or take one away")
+        if self.schedule is not None and is_schedule_file(self.schedule):
+            own = file_schedule(self.schedule)
+            if (own.microbatches, own.partitions) != (self.microbatches, self.partitions):
+                rule = f"must be for {self.microbatches} micro-batches and {self.partitions} partitions"
+                got = f"one for {own.microbatches} and {own.partitions} in {self.schedule}"
+                text = f"{rule}, got {got}; change chunks, batch_size or partitions"
+                yield Problem(("schedule", "chunks", "partitions", "batch_size"), text)
+                return
+        split = "-".join(map(str, self.balance))
+        if self.balance and len(self.balance) != self.partitions:
+            rule = f"must have one entry per partition, {self.partitions}, got {len(self.balance)} in {split}"
+            yield Problem(("balance", "partitions"), f"{rule}; change balance or partitions")
+        fields: tuple[str, ...] = ("model",)
+        try:
+            spec = model_spec(self.model)
+            fields = "model_args", "model"
+            arguments = parse_arguments(self.model, self.model_args)
+            fields = "model", "model_args"
+            layers = spec.layers(arguments)
+            # A model of one's own may lack what makes its batch.
+            spec.input_shape(arguments)
+        except ConfigError as error:
+            for text in error.problems:
+                yield Problem(fields, text.removeprefix("model ") if fields[0] == "model" else text)
+            return
+        if self.partitions > layers:
+            rule = f"must be at most the {layers} layers of {self.model}, got {self.partitions}"
+            yield Problem(("partitions", "model", "model_args"), f"{rule}; lower it")
+        elif self.balance and sum(self.balance) != layers:
+            rule = f"must sum to the {layers} layers of {self.model}, got {split}, which sums to {sum(self.balance)}"
+            yield Problem(("balance", "model", "model_args"), f"{rule}; change its entries")
 
     @property
     def components(self) -> Components:
@@ -100,20 +230,20 @@ _COLUMNS: Final = (
 )
 
 
-class MeasuredSettings(PipelineSettings):
-    """What is trained and how long it is measured; the defaults are for two CPU cores."""
+def cut_problems(section: Any, partitions: int, balance: tuple[int, ...] = (), **order: Any) -> Iterator[Problem]:
+    """Why the model of a section cannot be cut so, and run in this order."""
+    names = {"model": section.model, "model_args": section.model_args, **order}
+    yield from Cell.problems(MeasuredCell.model_construct(**names, partitions=partitions, balance=balance))
+
+
+class MeasuredCell(Cell):
+    """One measurement, but for its repeats; the defaults are for two CPU cores."""
 
     threads: Threads = 1
     tf32: Tf32 = False
     warmup: Warmup = 1
     steps: Steps = 5
     seed: Seed = 0
-
-
-class MeasuredCell(MeasuredSettings, PipelineCell):
-    """One measurement, but for its repeats."""
-
-    balance: AutoBalance = (9, 21, 13, 10)
     evidence: Literal["measured"] = "measured"
     variant: Variant = "dep-x-ptl"
     device: Device = "cpu"

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from gpipe_bench.bench.spec.settings import Problem
-from gpipe_bench.bench.spec.simulated_cells import HardwareSettings, SimulatedCell, VirtualCell
+from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, VirtualCell
 
 MOST_DEVICES: Final = 16
 """Virtual devices of a process."""
@@ -19,9 +19,10 @@ HostTime = Annotated[
 Steps = Annotated[int, Field(strict=True, ge=2, le=1000, description="steps of a cell; the first is a warm-up")]
 
 
-class EmulatedSettings(HardwareSettings):
-    """Model, pipeline, virtual devices and number of steps."""
+class EmulatedCell(VirtualCell):
+    """One emulation; its timed steps are rows, a repeat each."""
 
+    evidence: Literal["emulated"] = "emulated"
     host_time: HostTime = True
     steps: Steps = 2
 
@@ -31,12 +32,6 @@ class EmulatedSettings(HardwareSettings):
         if self.schedule_devices > MOST_DEVICES:
             text = f"must be at most {MOST_DEVICES} where they are emulated, got {self.schedule_devices} devices"
             yield Problem(("partitions", "schedule"), f"{text}; lower it")
-
-
-class EmulatedCell(EmulatedSettings, VirtualCell):
-    """One emulation; its timed steps are rows, a repeat each."""
-
-    evidence: Literal["emulated"] = "emulated"
 
     @property
     def twin(self) -> SimulatedCell:

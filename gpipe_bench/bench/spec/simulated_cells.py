@@ -10,13 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gpipe_bench.bench.spec.cells import PipelineCell
+from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.bench.spec.settings import (
-    AutoBalance,
-    PipelineSettings,
     Problem,
-    Transfer,
     Variant,
     no_boolean,
 )
@@ -87,13 +84,16 @@ def host_problems(section: Any, devices: int, transfer: str) -> Iterator[Problem
         yield Problem((setting,), text)
 
 
-class HardwareSettings(PipelineSettings):
-    """What is trained in which pipeline on which hardware, on the devices of its schedule."""
+class VirtualCell(Cell):
+    """One pipeline in one variant, on hardware that need not be here."""
 
-    balance: AutoBalance = (9, 21, 13, 10)
-    transfer: Transfer = "direct"
+    variant: Variant = "dep-str-ptl"
     optimizer: Optimizer = "sgd"
     profile: Profile = "p40"
+    devices: Devices = 0
+    tf32: Tf32 = None
+    launch_us: LaunchUs = None
+    steps_overlap: StepsOverlap = True
 
     @property
     def hardware(self) -> str:
@@ -111,16 +111,6 @@ class HardwareSettings(PipelineSettings):
         own = self.profile in profile_names()
         path = PROFILES / f"{self.profile}.yaml" if own else Path(self.profile)
         return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
-
-
-class VirtualCell(HardwareSettings, PipelineCell):
-    """One pipeline in one variant, on hardware that need not be here."""
-
-    variant: Variant = "dep-str-ptl"
-    devices: Devices = 0
-    tf32: Tf32 = None
-    launch_us: LaunchUs = None
-    steps_overlap: StepsOverlap = True
 
     @property
     def place(self) -> str:
@@ -157,16 +147,11 @@ class VirtualCell(HardwareSettings, PipelineCell):
         return {name: value for name, value in data.items() if name not in usual}
 
 
-class SimulatedSettings(HardwareSettings):
-    """The same, with the autograd engine that is simulated."""
-
-    flavour: Flavour = "published"
-
-
-class SimulatedCell(SimulatedSettings, VirtualCell):
+class SimulatedCell(VirtualCell):
     """One simulation. It has no repeats: the same cell gives the same numbers everywhere."""
 
     evidence: Literal["simulated"] = "simulated"
+    flavour: Flavour = "published"
     precision: Precision = "float32"
     masters: Masters = True
     hosts: Hosts = 1

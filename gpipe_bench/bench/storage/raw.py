@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.spec.cells import PipelineCell
+from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.schema import TABLES
@@ -108,6 +108,6 @@ def result_of(record: dict[str, Any]) -> RawResult:
     return result
 
 
-def cell_row(cell: PipelineCell, repeat: int, **values: Any) -> Row:
+def cell_row(cell: Cell, repeat: int, **values: Any) -> Row:
     """The row of ``cell`` with what its settings say, and ``values`` for the rest."""
     return Row(**{**cell.columns(), "repeat": repeat, **values})
