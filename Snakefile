@@ -12,7 +12,6 @@ if Path(HERE, "gpipe_bench").is_dir() and HERE not in PLACES:
     sys.path.insert(0, HERE)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, *PLACES]))
 
-from gpipe_bench.bench.spec.cell_files import CELLS_PATH
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
 from gpipe_bench.bench.storage.sources import source_digest
 from gpipe_bench.bench.experiments.plan import (
@@ -52,6 +51,9 @@ except GpipeBenchError as error:
     for problem in getattr(error, "problems", None) or [str(error)]:
         print(f"error: {problem}", file=sys.stderr)
     sys.exit(2)
+
+# Beside Snakemake's own notes, where two configurations keep two files.
+CELLS = str(PLAN.write_cells(Path(".snakemake/gpipe_bench")))
 
 # Jobs by the names of their files, which are wildcards of rules.
 TIMED, VIRTUAL = PLAN.named("measured"), PLAN.named("simulated", "emulated")
@@ -127,7 +129,6 @@ rule all:
 
 # Seconds each: on a cluster they run beside Snakemake, not as jobs.
 localrules:
-    list_cells,
     collect,
     trace,
     trace_virtual,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpipe_bench.bench.experiments.config import CONFIG_PATH, SCHEMA_PATH, json_schema_text, load_config
-from gpipe_bench.bench.experiments.plan import make_plan
 from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.data import DEFAULT_CONFIG
 from gpipe_bench.util.files import write_files
@@ -41,17 +39,6 @@ def check(
         parts += [f"published tables simulated: {', '.join(experiment.tables)}"] if experiment.tables else []
         typer.echo(f"{name}: {'; '.join(parts) or 'nothing'}")
     typer.echo(f"advice: {', '.join(config.advice) or 'nothing'}")
-
-
-@app.command("cells")
-def cells(
-    settings: Annotated[str, typer.Option(help="A configuration as JSON, as the workflow has it.")],
-    out: Annotated[Path, typer.Option(help="File of cells to write.")],
-) -> None:
-    """Write the settings of every cell of a configuration by its key, for the commands that take a file of cells."""
-    plan = make_plan(json.loads(settings), [])
-    plan.write_cells(out)
-    typer.echo(f"wrote {out}")
 
 
 @app.command("write")

@@ -143,9 +143,10 @@ def test_requests_for_advice_are_data_by_name(plan):
 
 
 def test_every_cell_stands_in_the_file_of_cells(plan, tmp_path):
-    plan.write_cells(tmp_path / "cells.json")
+    path = plan.write_cells(tmp_path)
+    assert plan.write_cells(tmp_path) == path
     kinds = (MeasuredCell, SimulatedCell, EmulatedCell)
-    cells = [cell for kind in kinds for cell in read_cells(tmp_path / "cells.json", kind)]
+    cells = [cell for kind in kinds for cell in read_cells(path, kind)]
     assert sorted(cell.id for cell in cells) == sorted(cell.id for job in plan.jobs for cell in job.cells)
 
 

@@ -62,10 +62,8 @@ def test_two_configurations_of_a_module_keep_two_sets_of_results_and_figures(tmp
     modules = "".join(MODULE.format(name=name, root=ROOT) for name in ("first", "second"))
     (tmp_path / "Snakefile").write_text(OTHER.format(modules=modules))
     grids = {"first": GRID, "second": {**GRID, "profile": "v100"}}
-    experiments = {
-        name: {"device": "cpu", "experiments": {"sweep_mine": {"grid": grid}}} for name, grid in grids.items()
-    }
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(experiments))
+    own = {name: {"device": "cpu", "experiments": {"sweep_mine": {"grid": grid}}} for name, grid in grids.items()}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
     done = snakemake(tmp_path)
     assert done.returncode == 0, done.stdout
     found = {name: rows_of(tmp_path / name / "results" / "sweep_mine.csv") for name in grids}
@@ -75,3 +73,6 @@ def test_two_configurations_of_a_module_keep_two_sets_of_results_and_figures(tmp
     }
     assert {path.name for path in tmp_path.iterdir()} == {"Snakefile", "mine.yaml", "first", "second", ".snakemake"}
     assert "Nothing to be done" in snakemake(tmp_path).stdout
+    own["first"]["experiments"]["sweep_other"] = {"grid": {**GRID, "profile": "a100"}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
+    assert "Nothing to be done" in snakemake(tmp_path, "--dry-run").stdout

@@ -1,29 +1,11 @@
 # From cells to tables: a job per cell, or for cells that take turns, each repeat in a fresh process; then one CSV per
 # experiment.
 # All cells stand in one file, from which jobs take theirs by key. A key changes with any setting of its cell, so that a
-# job runs again where one of its cells has changed, and not where the file is new.
-
-
-rule list_cells:
-    """Write the settings of every cell of the configuration by its key."""
-    output:
-        ensure(CELLS_PATH, non_empty=True),
-    log:
-        "logs/list_cells.log",
-    conda:
-        "../envs/gpipe_bench.yaml"
-    params:
-        settings=PLAN.settings,
-        digest=PLAN.digest,
-        sources=source_digest("gpipe_bench.bench.experiments.plan"),
-    shell:
-        "python -m gpipe_bench config cells --settings {params.settings:q} --out {output:q} > {log:q} 2>&1"
+# job runs again where one of its cells has changed. The file is a resource, which is no reason to run a job again.
 
 
 rule run_cell:
     """Measure the repeats of one cell, or of several in turns, each in a fresh process; a failure is a result too."""
-    input:
-        cells=ancient(CELLS_PATH),
     output:
         ensure(RAW_PATTERN, non_empty=True),
     log:
@@ -31,6 +13,7 @@ rule run_cell:
     conda:
         "../envs/gpipe_bench.yaml"
     resources:
+        cells=CELLS,
         timing_slot=1,
         gpu=named_by("cell", TIMED, "accelerators"),
         nodes=named_by("cell", TIMED, "hosts"),
@@ -41,14 +24,13 @@ rule run_cell:
         sources=source_digest("gpipe_bench.bench.running.run"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench run --cells {input.cells:q} --only {params.only:q} --repeats {params.repeats:q}"
+        "python -m gpipe_bench run --cells {resources.cells:q} --only {params.only:q} --repeats {params.repeats:q}"
         " --turns --out {output:q} > {log:q} 2>&1"
 
 
 rule simulate:
     """Simulate cells of one model in one process, in virtual time on other hardware, for all experiments that ask."""
     input:
-        cells=ancient(CELLS_PATH),
         profile=named_by("group", VIRTUAL, "profile"),
     output:
         ensure(SIMULATED_PATTERN, non_empty=True),
@@ -56,20 +38,21 @@ rule simulate:
         "logs/simulate/{group}.log",
     conda:
         "../envs/gpipe_bench.yaml"
+    resources:
+        cells=CELLS,
     params:
         only=named_by("group", VIRTUAL, "only"),
         timelines=named_by("group", VIRTUAL, "kept"),
         sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench simulate --cells {input.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
+        "python -m gpipe_bench simulate --cells {resources.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
         " --out {output:q} > {log:q} 2>&1"
 
 
 rule emulate:
     """Run cells of one model on virtual devices, in virtual time, in one process; skipped without a C++ compiler."""
     input:
-        cells=ancient(CELLS_PATH),
         profile=named_by("group", VIRTUAL, "profile"),
     output:
         ensure(EMULATED_PATTERN, non_empty=True),
@@ -77,13 +60,15 @@ rule emulate:
         "logs/emulate/{group}.log",
     conda:
         "../envs/gpipe_bench.yaml"
+    resources:
+        cells=CELLS,
     params:
         only=named_by("group", VIRTUAL, "only"),
         timelines=named_by("group", VIRTUAL, "kept"),
         sources=source_digest("gpipe_bench.bench.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
-        "python -m gpipe_bench emulate --cells {input.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
+        "python -m gpipe_bench emulate --cells {resources.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
         " --out {output:q} > {log:q} 2>&1"
 
 

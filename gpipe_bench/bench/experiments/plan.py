@@ -167,7 +167,6 @@ class SuitePlan:
         tables: of the experiments, by their names.
         advice: the requests for advice by their names.
         parts: tables that lack simulations of the default configuration, which the reference results hold.
-        blocks: the experiments as data.
     """
 
     machine: Machine
@@ -175,19 +174,6 @@ class SuitePlan:
     tables: Mapping[str, Table]
     advice: Mapping[str, AdviceRequest] = field(default_factory=dict)
     parts: Sequence[str] = ()
-    blocks: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> str:
-        """What gives these cells again, as JSON: the experiments, and the machine."""
-        machine = {"device": self.machine.device, "device_count": self.gpus}
-        return json.dumps({**machine, "experiments": self.blocks, "advice": {}})
-
-    @property
-    def digest(self) -> str:
-        """Changes with any cell."""
-        keys = ",".join(cell.id for job in self.jobs for cell in job.cells)
-        return hashlib.sha256(keys.encode()).hexdigest()[:16]
 
     @property
     def gpus(self) -> int:
@@ -198,9 +184,13 @@ class SuitePlan:
         """The jobs of some kinds by their names."""
         return {job.name: job for job in self.jobs if job.evidence in evidence}
 
-    def write_cells(self, path: Path) -> None:
-        """Write the file with all cells, from which each job takes its own."""
-        write_files({path: cells_text([cell for job in self.jobs for cell in job.cells])})
+    def write_cells(self, folder: Path) -> Path:
+        """A file in a folder with all cells, from which each job takes its own; written where it is not there yet."""
+        text = cells_text([cell for job in self.jobs for cell in job.cells])
+        path = folder / f"cells-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        if not path.is_file():
+            write_files({path: text})
+        return path
 
     @property
     def sweeps(self) -> list[str]:
@@ -277,7 +267,7 @@ def plan(config: SuiteConfig, machine: Machine) -> SuitePlan:
         jobs = [*virtual, *(printed[table] for table in one.tables), *measured]
         tables[name] = Table(runs[name], one.simulated, one.emulated, one.tables, jobs)
     jobs = [*simulating, *emulating, *printed.values(), *measuring]
-    return SuitePlan(machine, jobs, tables, config.advice, _parts(config), config.blocks)
+    return SuitePlan(machine, jobs, tables, config.advice, _parts(config))
 
 
 def _measured_jobs(runs: Iterable[CellRun]) -> Iterator[Job]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
@@ -23,9 +23,6 @@ from gpipe_bench.util.nearest import nearest
 
 Cell = MeasuredCell | SimulatedCell | EmulatedCell
 CellT = TypeVar("CellT", MeasuredCell, SimulatedCell, EmulatedCell)
-
-CELLS_PATH: Final = "results/cells.json"
-"""Where the cells of a workflow lie, by their keys."""
 
 
 def cells_text(cells: Iterable[Cell]) -> str:
