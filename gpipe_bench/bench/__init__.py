@@ -10,5 +10,5 @@ imports those above it in this list:
     datapackage     the descriptor of a folder of results
     evaluation      from raw results to tables, statistics, comparisons and verdicts
     advice          the best settings of a model, by simulation
-    experiments     the configuration of the suite, and what workflow and session make of it
+    experiments     the configuration of the suite, and what the workflow makes of it
 """

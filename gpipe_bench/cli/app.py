@@ -34,7 +34,6 @@ _COMMANDS: Final = {
     "advise": ("advise.advise", _CHOOSE, "balance, chunks, checkpoint mode and schedule"),
     "schedule": ("schedule.app", _CHOOSE, "check, draw, time and write a schedule"),
     "run": ("measure.run", _MEASURE, "measure pipelines on this machine"),
-    "gpu": ("gpu.gpu", _MEASURE, "what one GPU is worth in ten minutes"),
     "profile": ("measure.profile", _MEASURE, "measure a device for simulations"),
     "config": ("config.app", _MEASURE, "check or write a configuration of experiments"),
     "table": ("results.table", _RESULTS, "variants with medians, intervals, memory and failures"),

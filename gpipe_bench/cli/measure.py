@@ -16,6 +16,7 @@ from gpipe_bench.cli.cells import CellFile, Only, check_unused, from_file, from_
 from gpipe_bench.cli.options import (
     check_device,
     named,
+    number,
     running,
     tell,
     tell_layers,
@@ -54,6 +55,9 @@ def run(
     turns: Annotated[
         bool, typer.Option("--turns", help="Let the cells take turns, a step each, so that other load meets all alike.")
     ] = False,
+    budget_s: Annotated[
+        float | None, number("Seconds for all runs; what does not fit is a row with status skipped.")
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write a step of the last run as a Chrome trace, for Perfetto and explain.")
     ] = None,
@@ -72,6 +76,7 @@ def run(
     chosen = from_file(MeasuredCell, cells, only, given) if cells is not None else [_cell(given)]
     rank = rank_here(chosen[0])
     if rank is not None:
+        check_unused("where torchrun has started the processes", budget_s=budget_s)
         if result := _run_rank(chosen[0], repeat, repeats, out, rank):
             _write_trace(trace, result)
         return
@@ -83,8 +88,8 @@ def run(
     tell_microbatches(chosen)
     if repeats and repeat:
         tell(f"repeat: {repeat} is not used, since --repeats {repeats} numbers its own")
-    if repeats or len(chosen) > 1:
-        results = _run_repeats([chosen] if turns else [[cell] for cell in chosen], repeats or 1, out)
+    if repeats or len(chosen) > 1 or budget_s is not None:
+        results = _run_repeats([chosen] if turns else [[cell] for cell in chosen], repeats or 1, out, budget_s)
     else:
         results = [_run_once(chosen[0], repeat, out)]
     _write_trace(trace, results[-1])
@@ -132,14 +137,15 @@ def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: in
     return result
 
 
-def _run_repeats(groups: Sequence[Sequence[MeasuredCell]], repeats: int, out: Path) -> list[RawResult]:
-    """Measure the groups one after the other; the cells of a group take turns."""
+def _run_repeats(
+    groups: Sequence[Sequence[MeasuredCell]], repeats: int, out: Path, budget_s: float | None
+) -> list[RawResult]:
+    """Measure the groups one after the other, round by round; the cells of a group take turns."""
     from gpipe_bench.bench.running.turns import run_repeats
     from gpipe_bench.bench.storage.raw import results_json
 
     # A turn each to build and to end, and one for each timed step.
     turns, total = count(1), repeats * sum(cell.steps + 2 for cells in groups for cell in cells)
-    results: list[RawResult] = []
     with progress("measuring, turns") as task:
 
         def report(result: RawResult | None) -> None:
@@ -147,8 +153,7 @@ def _run_repeats(groups: Sequence[Sequence[MeasuredCell]], repeats: int, out: Pa
                 _say(result, task)
             task.step(next(turns), total)
 
-        for cells in groups:
-            results += run_repeats(cells, repeats, report)
+        results = run_repeats(groups, repeats, report, budget_s=budget_s)
     write_files({out: results_json(results)})
     return results
 

@@ -76,8 +76,8 @@ def number(text: str, least: float = 0.0, most: float = _DAY_S) -> Any:
     return typer.Option(help=text, min=least, max=most, callback=_finite)
 
 
-def _finite(value: float) -> float:
-    if math.isnan(value):
+def _finite(value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
         raise typer.BadParameter("it must be a number")
     return value
 

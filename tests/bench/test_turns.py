@@ -34,9 +34,9 @@ def refused(made, repeat):
     raise AssertionError
 
 
-def run(repeats, measure, *cells):
+def run(repeats, measure, *cells, budget_s=None):
     reported = []
-    results = run_repeats(cells or [cell()], repeats, reported.append, measure)
+    results = run_repeats([cells or [cell()]], repeats, reported.append, measure, budget_s)
     assert sorted(map(repr, filter(None, reported))) == sorted(map(repr, results))
     return results
 
@@ -80,6 +80,33 @@ def test_refused_arguments_are_no_result():
 def test_an_unsupported_cell_needs_no_process_and_is_one_row():
     rows = [result.row for result in run(2, refused, cell(variant="dep-str-ptl"))]
     assert [(row.repeat, row.status) for row in rows] == [(0, "unsupported")]
+
+
+def test_groups_are_measured_round_by_round():
+    def measure(made, repeat):
+        result = ok_result(made.variant, repeat)
+        return replace(result, row=replace(result.row, seed=made.seed))
+        yield
+
+    reported = []
+    results = run_repeats([[cell()], [cell(seed=1)]], 2, reported.append, measure)
+    assert [(result.row.repeat, result.row.seed) for result in reported] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(result.row.repeat, result.row.seed) for result in results] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_what_the_budget_does_not_allow_is_a_row_that_says_so():
+    rows = [result.row for result in run(2, refused, cell(), cell(variant="dep-str-ptl"), budget_s=0.0)]
+    assert [(row.repeat, row.status) for row in rows] == [(0, "skipped"), (1, "skipped"), (0, "unsupported")]
+    assert rows[0].reason == "the budget of time did not suffice for this run"
+
+
+def test_a_run_that_outlasts_the_budget_is_ended():
+    def measure(made, repeat):
+        signal.pause()
+        yield
+
+    results = run(2, measure, budget_s=0.5)
+    assert [result.row.status for result in results] == ["skipped", "skipped"]
 
 
 # --- whose turn it is ------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_light_commands_start_without_torch(results):
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("run",), ("gpu",), ("profile",), ("collect",), ("table",), ("trace",), ("config",), ("config", "check")],
+    [(), ("run",), ("profile",), ("collect",), ("table",), ("trace",), ("config",), ("config", "check")],
 )
 def test_every_command_explains_itself(command, capsys):
     call(*command, "--help")

@@ -65,10 +65,6 @@ BAD = {
         ("run", "--out", "{out}/a.json", "--model", "{out}/times.csv", "--balance", "1-1", "--batch-size", "8"),
         "error: model must have layers that run, got their times in {out}/times.csv; name the model, or use simulate",
     ),
-    "times of layers that are to run in a schedule": (
-        ("schedule", "run", "1f1b", "--devices", "2", "--model", "{out}/times.csv"),
-        "error: model must have layers that run, got their times in {out}/times.csv; name the model, or use simulate",
-    ),
     "sizes of layers of which times are known": (
         ("balance", "--partitions", "2", "--by", "size", "--model", "{out}/times.csv"),
         "error: model must have layers that run, got their times in {out}/times.csv; name the model, or use simulate",
@@ -143,22 +139,6 @@ def test_a_companion_for_a_table_of_rows_is_refused_in_one_line(folder, capsys, 
     assert err.count("\n") == 1
     assert err.endswith(f"got those of a table of {table}; name another table\n")
     assert files(folder) == GIVEN
-
-
-def test_a_session_without_a_gpu(folder, capsys, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    status, out, err = called(["gpu", "--out", str(folder / "gpu")], capsys)
-    assert (status, out) == (2, "")
-    assert err.count("\n") == 1
-    assert err.startswith("error: device cuda must have a GPU")
-    assert files(folder) == GIVEN
-
-
-def test_a_session_in_a_used_folder(folder, capsys):
-    (folder / "ablation.csv").touch()
-    status, _, err = called(["gpu", "--device", "cpu", "--tiny", "--out", str(folder)], capsys)
-    assert status == 2
-    assert "--out must be a folder without an earlier session" in err
 
 
 def test_a_group_without_a_command_shows_its_help(capsys):

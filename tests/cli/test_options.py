@@ -26,7 +26,7 @@ def called(arguments, capsys):
     [
         ("balance", "--by", "time", "--partitions", "2", *SMALL, "--timeout", "nan"),
         ("balance", "--partitions", NINES, *SMALL),
-        ("gpu", "--device", "cpu", "--budget-s", "inf", "--out", "gpu"),
+        ("run", "--budget-s", "inf", "--out", "a.json"),
         ("run", "--repeat", NINES, "--out", "a.json"),
         ("figure", "tables", "--rows", SPEED, "--out", ""),
         ("figure", "tables", "--rows", SPEED, "--out", LONG),
@@ -118,12 +118,10 @@ def test_chunks_that_a_batch_does_not_give_are_said(chunks, batch_size, said, ca
     ("arguments", "said"),
     [
         (("run", "--repeat", 3, "--repeats", 1, "--variant", "dep-str-x", "--out", "a.json"), "repeat: 3 is not used"),
-        (("gpu", "--tiny", "--config", "c.yaml", "--device", "cpu", "--out", "gpu"), "config: not used"),
     ],
 )
 def test_an_option_that_another_one_replaces_is_said(arguments, said, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpipe_bench.cli.gpu.run_session", lambda options: 0)
     assert f"note: {said}" in called(arguments, capsys)[2]
 
 

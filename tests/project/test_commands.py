@@ -35,7 +35,7 @@ NOT_RUN = {
     "torchrun --nnodes": "needs two hosts; tests/distributed/test_two_hosts.py has two network namespaces",
     "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
     "gpipe-bench predictions": "20 s; tests/bench/test_predictions.py runs it",
-    "gpipe-bench gpu": "ten minutes, on a GPU; tests/bench/test_session.py rehearses it on the CPU",
+    "scripts/gpu_session.sh": "ten minutes, on a GPU; tests/cli/test_real_runs.py rehearses it on the CPU",
     "gpipe-bench profile": "measures a GPU; tests/bench/test_device_profile.py rehearses it on the CPU",
     "python -m studies.peers": "wants the optional packages; tests/studies rehearse it",
     "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",

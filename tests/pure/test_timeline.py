@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gpipe_bench.results.timeline import COMPUTE_KINDS, COPY_KINDS, KINDS, TimelineEvent, chrome_trace
+from gpipe_bench.results.timeline import COMPUTE_KINDS, COPY_KINDS, KINDS, TimelineEvent, chrome_trace, write_trace
+from tests.bench.cells_of import ok_result
 
 
 def event(kind, i, j, start, end, *, device="cuda:0", stream="compute", nbytes=0):
@@ -97,3 +98,22 @@ def test_no_events_give_an_empty_trace():
 def test_events_are_frozen():
     with pytest.raises(AttributeError):
         EVENTS[0].bytes = 1
+
+
+def test_a_trace_says_what_it_shows(tmp_path):
+    result = ok_result("dep-x-ptl", 1)
+    events = [TimelineEvent(**event) for event in result.events]
+    remark = "copy streams unsupported on cpu: showing dep-x-ptl"
+    write_trace(tmp_path / "a" / "trace.json", "dep-str-ptl", result.row, events, remark)
+    trace = json.loads((tmp_path / "a" / "trace.json").read_text())
+    assert [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"] == ["forward (0,0)"]
+    assert trace["otherData"] == {
+        "title": f"unet dep-str-ptl (measured): {remark}",
+        "evidence": "measured",
+        "variant": "dep-x-ptl",
+        "model": "unet depth=2;B=1;C=4;size=16;in=3;out=1;dropout=0.1",
+        "device": "cpu Model X",
+        "repeat": "1",
+        "remark": remark,
+        "placement": "0-1",
+    }

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
+from time import monotonic
 from typing import Final, TypeVar
 
 from gpipe_bench.bench.running.failures import BAD_ARGUMENTS
@@ -31,6 +32,9 @@ from gpipe_bench.util.processes import FORKS, begin_child, forking
 
 T = TypeVar("T")
 _MEASURING: Final = "gpipe_bench.bench.running.measured"
+_MARGIN: Final = 1.15
+"""By how much a run may take longer than the longest one before."""
+_OVER: Final = "the budget of time did not suffice for this run"
 
 
 def take_turns(waiting: Callable[[], Sequence[T]], seed: int, most: int | None = None) -> Iterator[tuple[int, int, T]]:
@@ -54,20 +58,23 @@ def take_turns(waiting: Callable[[], Sequence[T]], seed: int, most: int | None =
 
 
 def run_repeats(
-    cells: Sequence[MeasuredCell],
+    groups: Sequence[Sequence[MeasuredCell]],
     repeats: int,
     report: Callable[[RawResult | None], None],
     measure: Measure | None = None,
+    budget_s: float | None = None,
 ) -> list[RawResult]:
-    """Run each of ``cells`` so many times, in turns; each run is a result, whatever happens to it.
+    """Run each cell so many times, round by round; each run is a result, whatever happens to it.
 
     A cell that is unsupported is one result. A cell of several processes is measured in one turn.
 
     Args:
-        cells: what to measure.
+        groups: what to measure, one group after the other; the cells of a group take turns.
         repeats: how many times.
         report: takes what each turn gave: a result, or None where the run goes on.
         measure: what measures a cell; see :func:`gpipe_bench.bench.running.run.run_cell`.
+        budget_s: seconds for all runs. One that is under way then is ended; it, and those for which the time of the
+            longest one is not left, are results with status ``skipped``.
 
     Returns:
         All results of the first cell, then those of the next.
@@ -75,19 +82,25 @@ def run_repeats(
     Raises:
         ConfigError, BalanceError: the arguments do not fit the model.
     """
-    found: list[list[RawResult]] = [[] for _ in cells]
+    found: dict[str, list[RawResult]] = {cell.id: [] for cells in groups for cell in cells}
+    deadline, longest_s = None if budget_s is None else monotonic() + budget_s, 0.0
     for repeat in range(repeats):
-        runs = [_Run(cell, repeat, measure) for cell in cells if not (repeat and cell.unsupported())]
-        try:
-            for _, _, run in take_turns(partial(_unfinished, runs), seed=repeat):
-                run.go_on()
-                if run.result is not None:
-                    found[cells.index(run.cell)].append(run.result)
-                report(run.result)
-        finally:
-            for run in runs:
-                run.close()
-    return [result for results in found for result in results]
+        for cells in groups:
+            begin = monotonic()
+            late = deadline is not None and deadline - begin <= longest_s * _MARGIN
+            limit = begin if late else deadline
+            runs = [_Run(cell, repeat, measure, limit) for cell in cells if not (repeat and cell.unsupported())]
+            try:
+                for _, _, run in take_turns(partial(_unfinished, runs), seed=repeat):
+                    run.go_on()
+                    if run.result is not None:
+                        found[run.cell.id].append(run.result)
+                    report(run.result)
+            finally:
+                for run in runs:
+                    run.close()
+            longest_s = max(longest_s, monotonic() - begin)
+    return [result for results in found.values() for result in results]
 
 
 class _Run:
@@ -97,8 +110,9 @@ class _Run:
         result: None until it has ended.
     """
 
-    def __init__(self, cell: MeasuredCell, repeat: int, measure: Measure | None) -> None:
+    def __init__(self, cell: MeasuredCell, repeat: int, measure: Measure | None, deadline: float | None = None) -> None:
         self.cell = cell
+        self._deadline = deadline
         self.result: RawResult | None = None
         self._asked = cell, repeat, measure
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -109,6 +123,10 @@ class _Run:
         Raises:
             ConfigError, BalanceError: the arguments do not fit the model.
         """
+        left = None if self._deadline is None else max(self._deadline - monotonic(), 0.0)
+        if left == 0 and not self.cell.unsupported():
+            self.result = failed_result(*self._asked[:2], "skipped", _OVER)
+            return
         if self.cell.unsupported() or self.cell.processes > 1:  # processes of a pipeline are new ones anyway
             self.result = run_cell(*self._asked)
             return
@@ -116,6 +134,9 @@ class _Run:
             self._process, self._pipe = _started(self._asked)
         try:
             self._pipe.send(None)
+            if not self._pipe.poll(left):
+                self.result = failed_result(*self._asked[:2], "skipped", _OVER)
+                return
             ended, self.result = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join()
