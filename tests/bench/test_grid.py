@@ -198,6 +198,8 @@ def test_a_whole_model_is_one_partition():
         ({"microbatch_size": "few"}, "a.microbatch_size must be a whole number of at least 1, got 'few'; write one"),
         ({"model": "unit"}, "a.model must be "),
         ({"schedule": "zb-v"}, f"a.schedule must be one of {', '.join(SCHEDULES)}, or a CSV file, got 'zb-v'"),
+        ({"schedule": "none.csv", "workers": 2}, "a.schedule must be one of "),
+        ({"schedule": "none.csv", "run": "measured"}, "a.schedule must be one of "),
         ({"balance": ["8-9", "3-4"]}, "a.balance must sum to the 17 layers of unet, got 3-4, which sums to 7"),
         ({"repeats": 2}, "a.repeats must be left out where run is simulated, got 2; leave it out"),
         ({"run": "measured", "timelines": True}, "a.timelines must be left out where run is measured, got True"),

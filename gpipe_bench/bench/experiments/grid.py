@@ -33,10 +33,16 @@ from gpipe_bench.bench.spec.settings import AUTO, Problem, Section
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.components import PUBLISHED, Components
-from gpipe_bench.errors import ConfigError
+from gpipe_bench.errors import ConfigError, ScheduleError
 from gpipe_bench.models.table import MODELS, model_spec, parse_arguments
 from gpipe_bench.results.rows import Row
-from gpipe_bench.schedules.table import SCHEDULES, device_count, partition_count
+from gpipe_bench.schedules.table import (
+    SCHEDULES,
+    device_count,
+    file_schedule,
+    is_schedule_file,
+    partition_count,
+)
 from gpipe_bench.simulator.published.settings import published_settings
 from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.processes import usable_processes
@@ -370,6 +376,11 @@ def _cell_settings(block: Block, point: Settings, machine: Machine) -> dict[str,
     kind = KINDS[block.run]
     defaults = {name: kind.model_fields[name].default for name in ("model", "chunks", "partitions")}
     settings = {"balance": AUTO, **({"flavour": "current"} if kind is SimulatedCell else {}), **point}
+    if is_schedule_file(settings.get("schedule")):
+        try:
+            file_schedule(settings["schedule"])
+        except ScheduleError as error:
+            raise _WrongValueError("schedule", str(error).removeprefix("schedule ")) from error
     if "microbatch_size" in settings:
         size = _whole(settings, "microbatch_size")
         if isinstance(chunks := settings.get("chunks", defaults["chunks"]), int):
