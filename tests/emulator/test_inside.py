@@ -25,7 +25,7 @@ LIMIT_S = 7200 if EVERY_CASE or "VIRTUAL_DEVICES_CASES" in os.environ else 1800
 # The compiler takes 25 s, the tests two minutes.
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
-@pytest.mark.parametrize(("folder", "least"), [("inside", 1200), ("shapes", 30)])
+@pytest.mark.parametrize(("folder", "least"), [("inside", 1100), ("shapes", 30)])
 def test_virtual_devices(folder, least):
     build.built()
     command = [sys.executable, "-m", "pytest", f"tests/emulator/{folder}", "--tb=short", "--no-header", "-q"]

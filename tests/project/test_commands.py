@@ -32,6 +32,7 @@ NOT_RUN = {
     "python -m pytest": "other jobs run the tests; the paths must exist",
     "conda": "downloads an environment; a test of the locks reads its file",
     "pip install": "installs; the job of the wheel does so in an environment of its own",
+    "python -m scripts.wheels": "a minute; scripts/check_wheel.py builds such wheels, a check of make test",
     "torchrun --nnodes": "needs two hosts; tests/distributed/test_two_hosts.py has two network namespaces",
     "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
     "gpipe-bench predictions": "20 s; tests/bench/test_predictions.py runs it",

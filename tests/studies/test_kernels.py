@@ -32,6 +32,7 @@ def test_the_share_of_attention_without_dropout_is_that_of_the_profile():
     assert fitted_share(seen) == pytest.approx(0.3, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_host_of_the_profile_is_the_one_that_fits_the_steps(tmp_path):
     constants = load_profile("h200").constants
     found = fitted(list(measured_steps(TABLES["h200-steps"], tmp_path)))

@@ -27,9 +27,7 @@ def simulated(name, m, devices, checkpoint, transfer):
     ("name", "checkpoint", "transfer", "m", "devices"),
     [
         (*chosen, *size)
-        for *chosen, size in cover(
-            product(SCHEDULES, CHECKPOINT_MODES, ("direct", "host"), ((1, 2), (3, 4), (8, 3))), together=3
-        )
+        for *chosen, size in cover(product(SCHEDULES, CHECKPOINT_MODES, ("direct", "host"), ((1, 2), (3, 4), (8, 3))))
     ],
 )
 def test_a_schedule_takes_as_long_as_in_the_engine(name, checkpoint, transfer, m, devices):

@@ -125,11 +125,9 @@ def name(value: object) -> str:
 
 
 def cases(components: Iterable[Components], sizes: Iterable[tuple[int, int]], skipping: Iterable[bool] = (False,)):
-    """Any three of: components, checkpoint and transfer, as options; (m, n); and whether there are skips."""
+    """Any two of: components, checkpoint and transfer, as options; (m, n); and whether there are skips."""
     found = []
-    for *chosen, (m, n), skips in cover(
-        product(components, CHECKPOINT_MODES, ("direct", "host"), sizes, skipping), together=3
-    ):
+    for *chosen, (m, n), skips in cover(product(components, CHECKPOINT_MODES, ("direct", "host"), sizes, skipping)):
         options = dict(zip(("components", "checkpoint", "transfer"), chosen, strict=True))
         chosen_skips = SKIPS[n] if skips else ()
         found.append(pytest.param(options, m, n, chosen_skips, id="-".join(map(name, (*chosen, m, n, skips)))))
