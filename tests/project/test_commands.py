@@ -46,7 +46,11 @@ NOT_RUN = {
     "gpipe-bench datapackage write": "rewrites the descriptor; tests/datapackage tries it on a copy",
 }
 EXAMPLES = [(page, index) for page, text in PAGES.items() for index, _ in enumerate(blocks(text, "python"))]
-WITH_COMMANDS = [page for page, text in PAGES.items() if lines(text)]
+# Pages of which tests/figures draws every figure, or other pages have runs like theirs.
+LONG = ("docs/figures.md", "docs/multi_gpu.md", "docs/workflow.md")
+WITH_COMMANDS = [
+    pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page, text in PAGES.items() if lines(text)
+]
 
 
 def is_run(words: list[str]) -> bool:
@@ -112,6 +116,7 @@ def test_quick_commands_run(page, clone, monkeypatch):
                 subprocess.run(words, check=True)
 
 
+@pytest.mark.slow  # tests/figures/test_reference.py draws each of them, too
 @pytest.mark.timeout(600)  # a minute on an idle machine
 def test_every_committed_figure_is_redrawn_by_the_command_of_its_claim(clone):
     (line,) = [line for line in lines(PAGES["docs/claims.md"]) if "diff -r" in line]
