@@ -47,7 +47,7 @@ NOT_RUN = {
 }
 EXAMPLES = [(page, index) for page, text in PAGES.items() for index, _ in enumerate(blocks(text, "python"))]
 # Pages of which tests/figures draws every figure, or other pages have runs like theirs.
-LONG = ("docs/figures.md", "docs/multi_gpu.md", "docs/workflow.md")
+LONG = ("docs/distributed.md", "docs/figures.md", "docs/multi_gpu.md", "docs/workflow.md")
 WITH_COMMANDS = [
     pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page, text in PAGES.items() if lines(text)
 ]

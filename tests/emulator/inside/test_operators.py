@@ -10,6 +10,7 @@ from torch import nn
 
 from gpipe_bench.emulator.library import devices
 from gpipe_bench.models.table import MODELS
+from tests.cover import EVERY_CASE
 from tests.emulator.bed.agreement import judge_all, operators, report
 from tests.emulator.bed.steps import SMALL
 
@@ -29,12 +30,12 @@ def moved(model):
     return copy.deepcopy(model).to(DEVICE)
 
 
-def test_each_sixth_operator_of_pytorch_agrees():
-    verdicts = judge_all(operators()[::3])
+def test_operators_of_pytorch_agree():
+    verdicts = judge_all(operators()[:: 3 if EVERY_CASE else 6])
     wrong = {verdict.operator for verdict in verdicts if verdict.problem is not None}
     assert wrong <= KNOWN, report(verdicts)
     # What nobody compares cannot disagree.
-    assert sum(verdict.how == "values" for verdict in verdicts) > 100
+    assert sum(verdict.how == "values" for verdict in verdicts) > 50
 
 
 def test_every_registered_model_is_compared():
