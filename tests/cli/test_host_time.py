@@ -79,20 +79,14 @@ def test_advice_for_another_host_is_another(call):
     assert f"1 x h200, {SAID}," in call(*words, "--launch-us", 39.5)[1]
 
 
-SCHEDULE = ("gpipe", "--model", "gpt2", "--model-args", "L=1;D=8;heads=2;vocabulary=8;context=4;dropout=0",
-            "--devices", "2", "--microbatches", "2", "--balance", "2-2", "--launch-us", "39.5")  # fmt: skip
-
-
 def test_a_step_of_a_schedule_has_it(call):
-    words = call("schedule", "simulate", *SCHEDULE)[1]
-    assert words.startswith(f"simulated, {SAID}: ")
+    words = call("simulate", *WORDS, "--schedule", "gpipe", "--devices", 2, "--chunks", 2, "--launch-us", 39.5)[1]
+    assert f"schedule gpipe, autograd current, {SAID}\n" in words
     assert HOST_BOUND in words
 
 
 @pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 def test_an_emulation_has_it(tmp_path):
-    run = command(["schedule", "emulate", *SCHEDULE], ROOT)
-    assert f"predicted simulated on h100, {SAID}: " in run.stdout
     run = command(["emulate", *WORDS, "--partitions", 1, "--balance", "17", "--launch-us", 1000], ROOT)
     assert "1000 us of host time per operation\nemulated on 1 x" in run.stdout
     script, trace = ROOT / "examples" / "emulated" / "planted_race.py", tmp_path / "trace.json"
