@@ -1,6 +1,6 @@
 """One step of a U-Net on four virtual P40s: the engine runs, nothing is computed, and time is virtual."""
 
-from gpipe_bench.emulator.emulate import emulate
+from gpipe_bench.emulator import emulate
 from gpipe_bench.simulator import Model
 
 step = emulate(

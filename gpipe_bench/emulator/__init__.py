@@ -12,3 +12,19 @@ the race checker is for. (Refused: a worker thread per stream, which shows a mis
 without data, on which a CPU build's autograd engine aborts; torch.utils.backend_registration alone, which knows one
 device.)
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpipe_bench.util.lazy import lazy
+
+if TYPE_CHECKING:
+    from gpipe_bench.emulator.api import emulate, prepare
+
+__all__ = ["emulate", "prepare"]
+
+# Loaded when first used: the emulator needs PyTorch.
+_LAZY = dict.fromkeys(__all__, "gpipe_bench.emulator.api")
+
+__getattr__, __dir__ = lazy(__name__, _LAZY, __all__)

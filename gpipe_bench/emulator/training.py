@@ -44,7 +44,7 @@ class Work:
 
 
 def work_of(request: Request) -> Work:
-    """What :func:`gpipe_bench.emulator.emulate.emulate` was asked to train.
+    """What :func:`gpipe_bench.emulator.emulate` was asked to train.
 
     Raises:
         ConfigError: there is no such model, its arguments are wrong, or a module comes without a tensor.

@@ -60,8 +60,9 @@ class Kernel(NamedTuple):
         op: name of the operation.
         dtype: of its result, such as ``float32``.
         launches: kernels that the host launches for it.
-        roofline: what it is to devices whose profile has no constants.
-        parts: what it really runs on GPUs whose profile has some; None: there are none for it, the roofline counts.
+        whole: all of it in one: its class, bytes and FLOPs. That is what counts for devices whose profile has no
+            constants, and for cuBLAS's workspace.
+        parts: what it really runs on GPUs whose profile has constants; None: there are none for it, the whole counts.
         own_ns: its time, if that was measured; None: the profile says it.
     """
 

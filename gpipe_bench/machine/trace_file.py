@@ -1,6 +1,6 @@
 """A trace as a file that a person can open: JSON Lines, a row of the trace on each line, plain or as ``.gz``.
 
-    {"format": "gpipe_bench trace", "version": 1}
+    {"format": "gpipe_bench trace", "version": 1, "rows": 271}
     {"row": 0, "kind": "kernel", "name": "mm", "duration_ns": 81200, "device": 0, "stream": 2, "thread": 1,
      "launches": 1, "reads": [[4, 0, 4096]], "writes": [[7, 0, 1024]], "begin_ns": 12000, "end_ns": 93200}
 
@@ -9,8 +9,9 @@ the default there. ``task`` is the number of the pipeline's task that a row belo
 ``microbatch`` and ``partition``; ``launch_ends`` says when each launch of a row that has several has run, after its
 start; ``adding_ns`` and ``adding_launches`` are what the row takes less if it is the first to add to ``gradients``.
 
-The first line of a trace with nested passes has ``latencies_ns``, too: how long their roots take to come back. It may
-say what came out: ``step_ns``, how long a step takes, and ``memory``, a table for each device with the fields of
+The first line says how many ``rows`` follow, so that a file which was cut is refused; a file without that number is
+read as it is. That of a trace with nested passes has ``latencies_ns``, too: how long their roots take to come back. It
+may say what came out: ``step_ns``, how long a step takes, and ``memory``, a table for each device with the fields of
 :class:`~gpipe_bench.machine.replay.DeviceMemory`. Rows of a simulated trace have no blocks, so this is all that it
 knows of memory; where an allocator flushed, which keeps its device waiting, a replay of the file takes less time.
 
@@ -36,7 +37,7 @@ from gpipe_bench.machine.trace import KINDS, Row, Trace, TracedTask
 from gpipe_bench.util.files import write_files
 
 _HEAD: Final = {"format": "gpipe_bench trace", "version": 1}
-_OUTCOME: Final = ("step_ns", "memory")
+_OUTCOME: Final = ("rows", "step_ns", "memory")
 _TIMES: Final = ("begin_ns", "end_ns", "host_ns")
 _PLACES: Final = ("first_read", "first_write", "end_write", "first_end")
 _TASK: Final = ("of", "microbatch", "partition")
@@ -75,7 +76,7 @@ def write_trace(
     Raises:
         OutputError: the path cannot be written.
     """
-    lines = [dict(_HEAD), *_lines(trace)]
+    lines = [{**_HEAD, "rows": len(trace.rows)}, *_lines(trace)]
     if any(line["kind"] == "nest" for line in lines[1:]):
         lines[0] |= {"latencies_ns": trace.latencies_ns}
     if step_ns is not None:
@@ -88,15 +89,17 @@ def write_trace(
         for line, own in zip(lines[1:], times, strict=False):
             line |= {name: value for name, value in zip(_TIMES, own, strict=True) if value >= 0}
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    write_files({path: gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text})
+    write_files({path: text})
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path | str) -> Trace:
     """Read a trace; times that the file says are left out.
 
     Raises:
-        TraceError: it cannot be read, or a line is not that of a row. Whether the rows can run is checked when they do.
+        TraceError: it cannot be read, was cut, or a line is not that of a row. Whether the rows can run is checked when
+            they do.
     """
+    path = Path(path)
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8-sig")
@@ -115,6 +118,9 @@ def read_trace(path: Path) -> Trace:
         known = False
     if not known:
         raise TraceError(f"a trace must begin with {json.dumps(_HEAD)}, got {str(head)[:80]} in {path}; write it anew")
+    if (told := head.get("rows", len(lines))) != len(lines):
+        change = "write it anew, or leave out rows in the first line"
+        raise TraceError(f"a trace must have the {told} rows of its first line, got {len(lines)} in {path}; {change}")
     names: dict[str, int] = {"": 0}
     rows = []
     for number, line in enumerate(lines, 2):

@@ -225,7 +225,9 @@ def _load(path: Path, position: int) -> _Trace:
         )  # fmt: skip
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        rule = "a trace row by row must be lines of JSON" if row_by_row else "trace must be a Chrome trace in JSON"
+        rule = "trace must be a Chrome trace in JSON"
+        if row_by_row:
+            rule = "a trace row by row must be lines of JSON, and whole"
         change = "write it by simulate or emulate --trace" if row_by_row else "name another"
         raise ConfigError([f"{rule}, got {path} ({reason}); {change}"]) from error
     if not (read.steps or any(event.kind in _LETTERS for event in ours)):
@@ -245,6 +247,8 @@ def _check_lengths(path: Path, ends: Iterable[tuple[str, float]]) -> None:
 def _tasks_of_rows(text: bytes) -> dict[str, Any]:
     """The tasks of the last step of a trace row by row, as a timeline of ours: see ``machine/trace_file.py``."""
     head, *lines = map(json.loads, text.splitlines())
+    if (told_rows := head.get("rows", len(lines))) != len(lines):
+        raise ValueError(f"{len(lines)} rows, of which the first line says that there are {told_rows}")
     marks = [place for place, line in enumerate(lines) if line["kind"] == "mark"]
     tasks: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for line in lines[slice(*marks[-2:]) if len(marks) > 1 else slice(None)]:

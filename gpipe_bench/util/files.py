@@ -6,6 +6,7 @@ its drafts; their names say whose they are, and the next writer in that folder r
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -58,6 +59,8 @@ def staging(target: Path) -> Iterator[Path]:
 def write_files(contents: Mapping[Path, str | bytes]) -> None:
     """Write all of ``contents``, text in UTF-8; when one cannot be written, none is replaced.
 
+    Text is compressed where the name of its file ends in ``.gz``.
+
     Raises:
         OutputError: a path cannot be written.
     """
@@ -70,7 +73,9 @@ def write_files(contents: Mapping[Path, str | bytes]) -> None:
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path.parent))
             moves.append((Path(name), path))
             with os.fdopen(handle, "wb") as file:
-                file.write(content if isinstance(content, bytes) else content.encode())
+                raw = content if isinstance(content, bytes) else content.encode()
+                # Without a time, so that the same text gives the same file.
+                file.write(gzip.compress(raw, mtime=0) if path.suffix == ".gz" and raw is not content else raw)
             # mkstemp makes files that only their owner can read; results are for everybody whom the umask allows.
             Path(name).chmod(0o666 & ~_umask())
         for draft, path in moves:

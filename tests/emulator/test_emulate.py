@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpipe_bench.emulator import emulate
 from gpipe_bench.emulator.build import obstacle
-from gpipe_bench.emulator.emulate import emulate
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.timeline import COMPUTE_KINDS, COPY_KINDS
 from gpipe_bench.simulator import Model
@@ -23,7 +23,7 @@ import json
 import torch
 from torch import nn
 from gpipe_bench.components import Components
-from gpipe_bench.emulator.emulate import emulate, prepare
+from gpipe_bench.emulator import emulate, prepare
 from gpipe_bench.emulator.library import leave
 from gpipe_bench.simulator import Model, simulate
 

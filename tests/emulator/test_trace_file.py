@@ -47,7 +47,7 @@ def test_what_is_read_is_what_was_written(tmp_path, name, seed):
     draw = random.Random(seed)
     trace = traced(*(random_record(draw) for _ in range(40)))
     write_trace(tmp_path / name, trace)
-    found = read_trace(tmp_path / name)
+    found = read_trace(str(tmp_path / name))
     assert found.records == trace.records
     assert difference(trace, found).row is None
 
@@ -56,7 +56,7 @@ def test_a_file_has_the_times_of_a_replay(tmp_path):
     trace = traced(Record("kernel", "a", 0, duration=3), Record("kernel", "b", 0, duration=4))
     write_trace(tmp_path / "trace.jsonl", trace, replay(trace, Bed()))
     head, *lines = map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines())
-    assert head == {"format": "gpipe_bench trace", "version": 1}
+    assert head == {"format": "gpipe_bench trace", "version": 1, "rows": 2}
     assert [(line["begin_ns"], line["end_ns"]) for line in lines] == [(0, 3_000_000), (3_000_000, 7_000_000)]
     assert read_trace(tmp_path / "trace.jsonl").records == trace.records
 

@@ -46,6 +46,7 @@ EXPORTS = {
         "ideal_bubble",
         "microbatch_major",
     ],
+    "gpipe_bench.emulator": ["emulate", "prepare"],
     "gpipe_bench.simulator": [
         *("DeviceUse", "MeasuredLayer", "Model", "Step", "read_layers", "simulate", "write_layers"),
     ],

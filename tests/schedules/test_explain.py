@@ -582,7 +582,7 @@ def test_run_writes_a_trace_that_is_explained(tmp_path, schedule):
         ),
         ("a.json", '{"traceEvents": [{"ph": "X", "dur": 1, "cat": "copy"}]}', "got none in"),
         ("a.json", '{"traceEvents": []}', "got none in .* Schedule1F1B has no ranges"),
-        ("a.jsonl", "", "a trace row by row must be lines of JSON, got .* write it by simulate or emulate --trace"),
+        ("a.jsonl", "", "a trace row by row must be lines of JSON, .* write it by simulate or emulate --trace"),
         ("a.jsonl", '{"version": 1}\n{', "a trace row by row must be lines of JSON"),
         ("a.jsonl", "[]", "a trace row by row must be lines of JSON"),
     ],

@@ -10,9 +10,10 @@ import pytest
 
 from gpipe_bench.cli import main
 from gpipe_bench.components import Components
-from gpipe_bench.errors import TraceError
+from gpipe_bench.errors import ConfigError, TraceError
 from gpipe_bench.machine.replay import DeviceMemory, Replay
 from gpipe_bench.machine.trace_file import difference, read_trace, write_trace
+from gpipe_bench.results.traced import read_step
 from gpipe_bench.simulator.steps.run import Settings, run
 from tests.simulator.support import Plain, task, workload
 
@@ -66,10 +67,11 @@ def test_launches_and_gradients_are_in_the_file(tmp_path, command):
 
 def test_explain_reads_it_as_it_reads_the_timeline(tmp_path, command):
     texts = []
-    for name in ("step.json", "step.jsonl"):
+    for name in ("step.json", "step.jsonl", "step.json.gz", "step.jsonl.gz"):
         command("simulate", "--model", "unet", "--partitions", 4, "--schedule", "1f1b", "--trace", tmp_path / name)
         texts.append(command("explain", tmp_path / name))
-    assert texts[0] == texts[1]
+    assert len({*texts}) == 1
+    assert (tmp_path / "step.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     assert "step of" in texts[0]
 
 
@@ -127,10 +129,21 @@ def test_rows_that_cannot_run_are_refused(name, lines, tmp_path):
         Replay(read_trace(tmp_path / "step.jsonl"), Plain(copy=700))
 
 
-def test_a_trace_that_was_cut_is_refused_or_runs(lines, tmp_path):
-    outcomes = set()
+def test_a_trace_that_was_cut_is_refused(lines, tmp_path):
     for end in range(1, len(lines)):
         (tmp_path / "step.jsonl").write_text("\n".join(lines[:end]))
+        with pytest.raises(TraceError, match=f"the {len(lines) - 1} rows of its first line, got {end - 1} in"):
+            read_trace(tmp_path / "step.jsonl")
+    with pytest.raises(ConfigError, match=f"must be lines of JSON, and whole, got .* {end - 1} rows, of which"):
+        read_step([tmp_path / "step.jsonl"])
+
+
+def test_a_part_of_a_trace_that_does_not_say_its_rows_is_refused_or_runs(lines, tmp_path):
+    outcomes = set()
+    head = json.loads(lines[0])
+    del head["rows"]
+    for end in range(1, len(lines)):
+        (tmp_path / "step.jsonl").write_text("\n".join([json.dumps(head), *lines[1:end]]))
         try:
             Replay(read_trace(tmp_path / "step.jsonl"), Plain(copy=700)).run()
             outcomes.add("runs")

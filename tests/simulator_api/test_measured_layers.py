@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from gpipe_bench.balance import balance_by_simulation, layer_simulated_times
-from gpipe_bench.emulator.emulate import emulate
+from gpipe_bench.emulator import emulate
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing, with_recomputation

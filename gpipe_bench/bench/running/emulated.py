@@ -65,7 +65,7 @@ def _emulated(
     cell: EmulatedCell, facts: Mapping[str, Any], *, timeline: bool, steps: list[Step] | None
 ) -> list[RawResult]:
     # Here and not above: these load PyTorch.
-    from gpipe_bench.emulator.emulate import emulate, prepare
+    from gpipe_bench.emulator import emulate, prepare
     from gpipe_bench.simulator import Model
 
     # The balance comes from traces, which are backward passes: virtual devices must be there before.

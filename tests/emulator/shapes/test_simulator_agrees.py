@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.components import Components
-from gpipe_bench.emulator.emulate import emulate
+from gpipe_bench.emulator import emulate
 from gpipe_bench.emulator.shapes import price_by
 from gpipe_bench.machine.profile import Profile, load_profile
 from gpipe_bench.models.table import parse_arguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.emulator.emulate import emulate
+from gpipe_bench.emulator import emulate
 from gpipe_bench.results.timeline import chrome_trace
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.step.request import Model

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components
-from gpipe_bench.emulator.emulate import emulate, prepare
+from gpipe_bench.emulator import emulate, prepare
 from gpipe_bench.machine.trace import KINDS
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator import simulate

@@ -193,9 +193,7 @@ def _step(training: Training) -> None:
         if "device_ready_queues_" not in str(error):
             raise
         rule = "emulate() must come before the first backward pass of the process, got one before"
-        raise ConfigError(
-            [f"{rule}; call gpipe_bench.emulator.emulate.prepare first, or use another process"]
-        ) from error
+        raise ConfigError([f"{rule}; call gpipe_bench.emulator.prepare first, or use another process"]) from error
 
 
 def _facts(work: Work, request: Request, hardware: Profile, places: Sequence[torch.device]) -> dict[str, Any]:
