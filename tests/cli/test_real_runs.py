@@ -9,8 +9,6 @@ import tarfile
 from collections import Counter
 from functools import partial
 
-import pytest
-
 from gpipe_bench.bench.spec.cell_files import cells_text
 from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.storage.raw import RawResult
@@ -39,7 +37,6 @@ def test_one_cell(tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["a.json"]
 
 
-@pytest.mark.slow
 def test_a_rehearsed_session(tmp_path):
     """The script that ``make gpu`` calls, on the CPU, with cells of seconds."""
     out, cells = tmp_path / "gpu", tmp_path / "cells.json"
