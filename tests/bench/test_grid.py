@@ -10,6 +10,7 @@ import pytest
 
 from gpipe_bench.bench.experiments.config import load_config
 from gpipe_bench.bench.experiments.grid import points, read_experiment
+from gpipe_bench.bench.spec.cells import MeasuredCell
 from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.errors import ConfigError
@@ -172,6 +173,13 @@ def test_a_whole_model_is_one_partition():
     block = {key: value for key, value in MEASURED.items() if key != "partitions"}
     (run,) = experiment(a={**block, "balance": "whole"}).runs(CPU)
     assert (run.cell.partitions, run.cell.balance) == (1, (17,))
+
+
+@pytest.mark.parametrize("settings", [{}, {"model": "unet"}, {"model": "gpt2"}])
+def test_a_whole_model_without_arguments_has_those_of_a_cell(settings):
+    (run,) = experiment(a={"run": "measured", "balance": "whole", **settings}).runs(CPU)
+    assert run.cell.partitions == 1
+    assert run.cell.model_args == MeasuredCell(**settings).model_args
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -421,10 +421,11 @@ def _whole(settings: Settings, key: str) -> int:
 
 def _layers(settings: Settings) -> int:
     """The layers of the model; of one that cannot be made, which is said elsewhere, as many as one wants."""
-    model, arguments = settings.get("model", "unet"), settings.get("model_args")
+    default = SimulatedCell()
+    model = settings.get("model", default.model)
+    arguments = settings.get("model_args", default.model_args if model == default.model else "")
     try:
-        default = SimulatedCell().model_args if "model" not in settings else ""
-        return model_spec(model).layers(parse_arguments(model, default if arguments is None else arguments))
+        return model_spec(model).layers(parse_arguments(model, arguments))
     except (ConfigError, AttributeError, TypeError):
         return MOST
 
