@@ -95,7 +95,7 @@ def emulate(
         profile: name of a hardware profile, path of a YAML file, or a profile; one per process.
         tf32: whether float32 is rounded to TF32; None: in convolutions only, as PyTorch does it.
         launch_us: host time of an operation, microseconds; None: the profile's.
-        devices: number of each device of the schedule; empty: 0, 1, and so on.
+        devices: number of each device of the schedule, or of each partition's device; empty: 0, 1, and so on.
         sample: with an ``nn.Sequential``, a tensor of shape (samples, ...) as it takes them.
         loss: with an ``nn.Sequential``, a function (output, target) -> scalar tensor; None for the sum of the output.
         target: with a loss, the targets of a whole mini-batch.
@@ -119,7 +119,7 @@ def emulate(
 
 def _emulated(request: Request) -> Step:
     request.check_emulated(MOST)
-    numbers = _numbers(request.devices, max(request.homes) + 1)
+    numbers = _numbers(request.devices, request.homes)
     hardware = request.hardware
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
@@ -144,9 +144,13 @@ def _emulated(request: Request) -> Step:
     return replace(typical, each=each, replay=run if request.keep_trace else None)
 
 
-def _numbers(devices: Sequence[int], count: int) -> list[int]:
-    """The number of each of ``count`` devices of the schedule."""
+def _numbers(devices: Sequence[int], homes: Sequence[int]) -> list[int]:
+    """The number of each device of the schedule; ``homes``: for each partition its device of the schedule."""
+    count = max(homes) + 1
     numbers = list(devices) or list(range(count))
+    if len(numbers) == len(homes) and len({*zip(homes, numbers, strict=True)}) == count:
+        known = dict(zip(homes, numbers, strict=True))
+        numbers = [known[home] for home in range(count)]
     if len(numbers) != count:
         got = ", ".join(map(str, numbers))
         rule = f"devices must have a number for each of the {count} devices of the schedule"

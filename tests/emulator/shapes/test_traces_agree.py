@@ -88,3 +88,15 @@ def test_tasks_of_an_emulated_trace_have_times():
     times = replay.tasks()
     assert len(times.start_ns) == len(replay.trace.tasks) > 0
     assert all(0 <= start < end for start, end in zip(times.start_ns, times.end_ns, strict=True))
+
+
+@pytest.mark.parametrize("devices", [[1, 0], [1, 0, 0, 1]])
+def test_devices_are_those_of_the_schedule_or_of_partitions(devices):
+    prepare(PROFILE)
+    step = emulate(
+        layers(4), balance=[1] * 4, batch_size=4, chunks=2, profile=PROFILE, schedule="zb_v", devices=devices,
+        sample=torch.zeros(1, 4096),
+    )  # fmt: skip
+    assert {event.partition: event.device for event in step.events if event.kind == "forward"} == {
+        0: "cuda:1", 1: "cuda:0", 2: "cuda:0", 3: "cuda:1"
+    }  # fmt: skip
