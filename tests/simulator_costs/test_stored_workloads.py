@@ -126,22 +126,6 @@ def test_another_key_is_another_workload(workload, tmp_path):
     assert kept(tmp_path, {"name": "other"}, lambda: other) == other
 
 
-@pytest.mark.parametrize("flavour", ["published", "current"])
-def test_a_run_loads_no_numpy(flavour):
-    """A run of 1024 tasks, on a machine that is asked for nothing but the time of copies."""
-    program = (
-        "import sys; from types import SimpleNamespace; from gpipe_bench.simulator.steps.run import Settings, run; "
-        "from gpipe_bench.simulator.workloads.workload import Kernels, TaskWork, Workload; "
-        "task = TaskWork(*[Kernels(9000, 1)] * 3, input_bytes=(1,), output_bytes=(1,)); "
-        "machine = SimpleNamespace(launch_ns=0, lock_permille=0, queue_depth=0, capacity_bytes=0, "
-        "copy_ns=lambda *_: 1000, buses=lambda *_: ()); "
-        "run(Workload(({1: task},) * 2, (1,) * 512), machine, Settings(flavour=sys.argv[1], memory=False)); "
-        "print('numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, flavour], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False"]
-
-
 def test_what_another_version_of_pytorch_or_of_this_code_stored_is_not_read(workload, tmp_path, monkeypatch):
     def stored() -> bool:
         made = []
