@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
