@@ -221,6 +221,8 @@ def wheel(source, cache, monkeypatch):
     """The library that a wheel has, from the sources of this package."""
     monkeypatch.setattr(build, "_PACKAGE", source.parents[1])
     monkeypatch.setattr(build, "LIBRARIES", {"tiny": ("code",)})
+    # Whoever asks for flags of their own, such as sanitizers, gets no library of a wheel.
+    monkeypatch.delenv(build.EXTRA_FLAGS, raising=False)
     build.packaged.cache_clear()
     path = build.shipped("tiny", source.parents[1])
     build.compile_c(path, compiler.find_compiler(), [source])
