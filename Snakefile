@@ -7,10 +7,11 @@ from pathlib import Path
 
 # The package lies beside this file, whatever folder the workflow runs in; jobs find it there, too.
 HERE = str(workflow.current_basedir.get_path_or_uri(secret_free=True))
-PLACES = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+SEARCHED = "PYTHONPATH"
+PLACES = os.environ.get(SEARCHED, "").split(os.pathsep)
 if Path(HERE, "gpipe_bench").is_dir() and HERE not in PLACES:
     sys.path.insert(0, HERE)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, *PLACES]))
+    os.environ[SEARCHED] = os.pathsep.join(filter(None, [HERE, *PLACES]))
 
 from gpipe_bench.bench.spec.cells import CELL_PATTERN, RAW_PATTERN
 from gpipe_bench.bench.storage.sources import source_digest
