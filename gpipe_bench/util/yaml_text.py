@@ -37,7 +37,7 @@ def read_yaml_file(path: Path) -> Any:
 
 class _DataLoader(yaml.SafeLoader):
     def get_single_node(self) -> Any:
-        """The root of the document, in which keys are text, stand once, and no alias is inside of what it names."""
+        """The root of the document. Its keys are checked, and that no section contains an alias of itself."""
         root = super().get_single_node()
         _check(root, set(), ())
         return root
@@ -45,7 +45,7 @@ class _DataLoader(yaml.SafeLoader):
 
 def _check(node: Any, known: set[int], above: tuple[int, ...]) -> None:
     if id(node) in above:
-        raise yaml.MarkedYAMLError(problem="an alias stands inside of what it names", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem="a section contains an alias of itself", problem_mark=node.start_mark)
     if id(node) in known or not isinstance(node, yaml.CollectionNode):
         return
     known.add(id(node))

@@ -105,7 +105,7 @@ def test_keys_are_text(tmp_path):
 def test_an_alias_inside_of_what_it_names_is_refused(tmp_path, text):
     (found,) = problems(text, folder=tmp_path)
     assert found.startswith("configuration must be YAML, got an error in a.yaml: line 1, column ")
-    assert "an alias stands inside of what it names" in found
+    assert "a section contains an alias of itself" in found
 
 
 def test_blocks_may_share_parts_by_aliases_and_merges(tmp_path):

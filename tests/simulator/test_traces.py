@@ -99,7 +99,7 @@ WRONG = {
     "a stream far above all": ("kernel", {"stream": 10**9}, "thread, stream"),
     "a device below the host": ("kernel", {"device": -2}, "device and peer from -1"),
     "a task above all": ("kernel", {"task": 10**9}, "task must be from 0 to"),
-    "launches below 0": ("kernel", {"launches": -1}, "counts must be 0 or more"),
+    "launches below 0": ("kernel", {"launches": -1}, "launches, adding_launches, gradients and task must be 0 or more"),
     "a host that is busy for less than nothing": ("host", {"duration_ns": -7}, "a busy host must have a duration"),
     "a node without a number": ("node", {"writes": []}, "a node must write one block"),
     "a version again": ("signal", {"version": 1}, "versions must ascend"),

@@ -103,7 +103,7 @@ class Block(Section):
         bool, Field(strict=True, description="let partitions share GPUs that are too few; false: leave the cell out")
     ] = False
     timelines: Annotated[
-        bool, Field(strict=True, description="keep the timelines of what is simulated or emulated")
+        bool, Field(strict=True, description="write a timeline of each simulated or emulated cell")
     ] = False
 
     def problems(self) -> Iterator[Problem]:
