@@ -32,7 +32,7 @@ def check_rows(trace: Trace) -> None:
                 and all(-1 <= value <= _MOST for value in (row.device, row.peer)),
             ),
             (
-                "launches, adding_launches, gradients and task must be 0 or more, and the bytes of a copy or an allocation",
+                "launches, adding_launches, gradients and task must be 0 or more, and bytes of copies and allocations",
                 min(row.launches, row.adding_launches, row.gradients, row.task) >= 0
                 and (row.bytes >= 0 or kind in _NODES),
             ),
