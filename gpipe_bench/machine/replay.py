@@ -302,7 +302,7 @@ class _Columns:
             ends = (row.device, row.peer) if trace.names[row.name] != "host_to_device" else (row.peer, row.device)
             duration[place] = machine.copy_ns(*ends, row.bytes)
         between = np.flatnonzero((rows["kind"] == _COPY) & (rows["device"] != HOST) & (rows["peer"] != HOST))
-        ends_of = rows["device"][between] * self.devices + rows["peer"][between]
+        ends_of = rows["device"][between].astype(np.int64) * self.devices + rows["peer"][between]
         pairs, first, which = np.unique(ends_of, return_index=True, return_inverse=True)
         self.buses: dict[tuple[int, int], int] = {}
         taken = np.full((2, len(pairs)), -1, np.int32)

@@ -136,6 +136,15 @@ def test_an_event_from_before_the_trace_has_happened():
     assert spans(wait(0, 0, 77), Record("sync_event", version=78), kernel(0, 0, 1)) == [(0, 1)]
 
 
+@pytest.mark.parametrize("versions", [(5, 6, 7), (1, 3, 4), (2, 3, 9), (2, 50, 10**15)])
+def test_events_are_found_by_versions_with_gaps_and_without(versions):
+    rows = [row for version in versions for row in (kernel(0, 0, 2), record(0, 0, version))]
+    for place, version in enumerate(versions, 1):
+        assert spans(*rows, wait(1, 0, version), kernel(1, 0, 1))[-1] == (2 * place, 2 * place + 1)
+    for version in {*range(11), 51, 2 * 10**15} - {*versions}:
+        assert spans(*rows, wait(1, 0, version), kernel(1, 0, 1))[-1] == (0, 1)
+
+
 def test_events_pass_when_their_stream_comes_to_them():
     found = replay(traced(record(0, 0, 1), kernel(0, 0, 3), record(0, 0, 2), record(1, 0, 3)), FREE)
     assert passed_ns(found) == {1: 0, 2: 3 * NS_PER_MS, 3: 0}
@@ -181,6 +190,15 @@ def test_a_copy_takes_turns_on_both_of_its_buses():
     rows = [copy(0, 2), copy(3, 5, duration=3), copy(1, 4)]
     cards = Bed(2, shared=lambda source, target: ((source // 2, -1), (-1, target // 2)))
     assert spans(*rows, machine=cards) == [(0, 2), (0, 3), (3, 5)]
+
+
+@pytest.mark.parametrize("far", [1, 2**16])
+def test_a_shared_bus_is_that_of_both_devices_whatever_their_numbers(far):
+    asked = []
+    machine = Bed(2, shared=lambda *ends: asked.append(ends) or ((0, 0),))
+    rows = [copy(far, 0), copy(0, far, stream=1, peer_stream=1)]
+    assert spans(*rows, machine=machine) == [(2, 4), (0, 2)]
+    assert asked == [(far, 0), (0, far)]
 
 
 def test_copies_with_the_host_use_the_engines_of_their_way():
