@@ -141,7 +141,7 @@ def _lines(trace: Trace) -> Iterator[dict[str, Any]]:
         line = {name: getattr(row, name) for name in _DEFAULTS if name not in _LISTS}
         line |= {"name": trace.names[row.name]}
         if row.first_end:
-            line["launch_ends"] = list(trace.launch_ends[row.first_end - 1 :][: row.launches])
+            line["launch_ends"] = list(trace.launch_ends[row.first_end - 1 : row.first_end - 1 + row.launches])
         for name, first, end in (
             ("reads", row.first_read, row.first_write),
             ("writes", row.first_write, row.end_write),
@@ -167,6 +167,9 @@ def _row(line: dict[str, Any], names: dict[str, int], trace: Trace) -> Row:
     for block, first, end in (*line["reads"], *line["writes"]):
         trace.accesses.extend((block, first, end))
     if line["launch_ends"]:
+        if len(line["launch_ends"]) != line["launches"]:
+            got = f"{len(line['launch_ends'])} for {line['launches']}"
+            raise ValueError(f"launch_ends must have one number for each launch, got {got}")
         row.first_end = len(trace.launch_ends) + 1
         trace.launch_ends.extend(line["launch_ends"])
     for name in line.keys() - {"kind", "name", *_LISTS}:

@@ -100,6 +100,8 @@ WRONG = {
     "a device below the host": ("kernel", {"device": -2}, "device and peer from -1"),
     "a task above all": ("kernel", {"task": 10**9}, "task must be from 0 to"),
     "launches below 0": ("kernel", {"launches": -1}, "launches, adding_launches, gradients and task must be 0 or more"),
+    "fewer ends than launches": ("kernel", {"launches": 3, "launch_ends": [1, 2]}, "launch_ends must have one number"),
+    "more ends than launches": ("kernel", {"launches": 1, "launch_ends": [1, 2]}, "launch_ends must have one number"),
     "a host that is busy for less than nothing": ("host", {"duration_ns": -7}, "a busy host must have a duration"),
     "a node without a number": ("node", {"writes": []}, "a node must write one block"),
     "a version again": ("signal", {"version": 1}, "versions must ascend"),
