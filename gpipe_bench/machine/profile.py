@@ -32,6 +32,7 @@ __all__ = [
     "Topology",
     "load_profile",
     "parse_profile",
+    "profile_file",
     "profile_names",
 ]
 
@@ -275,8 +276,10 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
-_read_yaml = lru_cache(maxsize=32)(read_yaml)
-"""Reading a profile takes longer than many a simulation on it."""
+def profile_file(name: str | Path) -> Path:
+    """The file of the profile of that name, if it comes with the package; else the path as it is."""
+    own = PROFILES / f"{name}.yaml"
+    return own if own.parent == PROFILES and is_file(own) else Path(name)
 
 
 def load_profile(name: str | Path) -> Profile:
@@ -285,7 +288,7 @@ def load_profile(name: str | Path) -> Profile:
     Raises:
         ConfigError: there is none, or it breaks rules; all problems at once.
     """
-    path = PROFILES / f"{name}.yaml" if str(name) in profile_names() else Path(name)
+    path = profile_file(name)
     if not is_file(path):
         hint = nearest(str(name), profile_names())
         hint = "check the name, or the path" if hint.startswith("use one of") else hint
@@ -293,12 +296,19 @@ def load_profile(name: str | Path) -> Profile:
             [f"profile must be one of {', '.join(profile_names())} or a YAML file, got {str(name)!r}; {hint}"]
         )
     try:
-        data = _read_yaml(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError([f"profile must be a readable file, got {path} ({error}); check the path"]) from error
+
+
+@lru_cache(maxsize=64)
+def _parsed(content: bytes, path: str) -> Profile:
+    """The profile in a file of that content: thousands of cells ask for theirs."""
+    try:
+        data = read_yaml(content.decode())
     except ValueError as error:
         raise ConfigError([f"profile must be YAML, got an error in {path}: {error}; correct that line"]) from error
-    return parse_profile(data, str(path))
+    return parse_profile(data, path)
 
 
 def parse_profile(data: object, where: str = "profile") -> Profile:

@@ -180,11 +180,11 @@ def test_a_file_that_is_no_plain_yaml_is_one_problem(tmp_path):
 
 def test_planning_is_quick_enough_to_be_done_at_every_start(plan):
     """A profile is read once, not once per cell."""
-    from gpipe_bench.bench.spec import simulated_cells
+    from gpipe_bench.machine import profile
 
-    before = simulated_cells._read.cache_info().misses
+    before = profile._parsed.cache_info().misses
     make_plan({"device": "cpu"}, [])
-    assert simulated_cells._read.cache_info().misses == before
+    assert profile._parsed.cache_info().misses == before
 
 
 def test_advice_is_verified_as_far_as_there_is_a_reference(plan):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import yaml
 
@@ -20,6 +22,14 @@ def test_the_profiles_of_the_package():
         assert {"peak_tflops", "bandwidth_gb_per_s", "memory_gib", "links", "topology", "efficiency"} <= set(
             profile.sources
         )
+
+
+def test_a_file_that_changes_is_read_anew_however_soon(tmp_path):
+    path = tmp_path / "mine.yaml"
+    for bandwidth in (100, 200):
+        path.write_text(yaml.safe_dump({**P40, "name": "mine", "bandwidth_gb_per_s": bandwidth}))
+        os.utime(path, ns=(0, 0))
+        assert load_profile(path).bandwidth_gb_per_s == bandwidth
 
 
 def test_memory_for_tensors_on_a_p40():

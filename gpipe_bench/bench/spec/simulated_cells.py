@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,23 +18,9 @@ from gpipe_bench.bench.spec.settings import (
 )
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.networks import NETWORK, problems_of_hosts
-from gpipe_bench.machine.profile import MOST_LAUNCH_US, PROFILES, load_profile, profile_names
-from gpipe_bench.machine.profile import Profile as Hardware
+from gpipe_bench.machine.profile import MOST_LAUNCH_US, load_profile, profile_file
 from gpipe_bench.schedules.table import shared_places
 from gpipe_bench.util import choices
-from gpipe_bench.util.files import is_file
-
-
-def _hardware(profile: str) -> Hardware:
-    """The profile of a name or path, read again only when its file changed."""
-    own = PROFILES / f"{profile}.yaml"
-    path = own if is_file(own) else Path(profile)
-    return _read(profile, path.stat().st_mtime_ns if is_file(path) else 0)
-
-
-@lru_cache(maxsize=64)
-def _read(profile: str, _stamp: int) -> Hardware:
-    return load_profile(profile)
 
 
 def _profile(value: Any) -> Any:
@@ -43,7 +28,7 @@ def _profile(value: Any) -> Any:
         # In Snakemake's names of files braces hold wildcards.
         raise ValueError(f"must be a path without braces, got {value!r}; rename the file or its folder")
     try:
-        _hardware(str(value))
+        load_profile(str(value))
     except ConfigError as error:
         raise ValueError("\n".join(problem.removeprefix("profile ") for problem in error.problems)) from None
     return value
@@ -80,7 +65,7 @@ Flavour = Annotated[choices.Flavour, Field(description="autograd engine: current
 def host_problems(section: Any, devices: int, transfer: str) -> Iterator[Problem]:
     """What is wrong about the hosts of a section with ``hosts``, ``network`` and ``profile``."""
     given = {"hosts": section.hosts, "network": section.network, "devices": devices, "transfer": transfer}
-    for setting, text in problems_of_hosts(_hardware(section.profile), **given):
+    for setting, text in problems_of_hosts(load_profile(section.profile), **given):
         yield Problem((setting,), text)
 
 
@@ -98,18 +83,17 @@ class VirtualCell(Cell):
     @property
     def hardware(self) -> str:
         """The name of the profile."""
-        return _hardware(self.profile).name
+        return load_profile(self.profile).name
 
     @property
     def hardware_device(self) -> str:
         """What a device of the profile is called."""
-        return _hardware(self.profile).device
+        return load_profile(self.profile).device
 
     @property
     def profile_path(self) -> str:
         """The file of the profile, below the working folder where it lies there."""
-        own = self.profile in profile_names()
-        path = PROFILES / f"{self.profile}.yaml" if own else Path(self.profile)
+        path = profile_file(self.profile)
         return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
 
     @property
