@@ -24,7 +24,7 @@ import torch
 
 from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.library import MOST, capacity
+from gpipe_bench.emulator.library import capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
 from gpipe_bench.emulator.observer import Span, TaskRows, name_tasks
 from gpipe_bench.emulator.recording import mark, recording
@@ -35,7 +35,7 @@ from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.machine.replay import DeviceMemory, Replay, Replayed, TaskTimes
 from gpipe_bench.machine.trace import KINDS, Trace
 from gpipe_bench.schedules import Schedule
-from gpipe_bench.step.request import Model, Request, ScheduleLike, microbatch_sizes
+from gpipe_bench.step.request import MOST_EMULATED_DEVICES, Model, Request, ScheduleLike, microbatch_sizes
 from gpipe_bench.step.result import GIB, Step, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.step.timeline import Timeline
 from gpipe_bench.util.collection import no_collection
@@ -54,7 +54,7 @@ def prepare(profile: str | Path | Profile) -> None:
         ConfigError: there is no such profile, or it is wrong.
         CompilerError: the devices do not compile.
     """
-    load_shapes(MOST, profile if isinstance(profile, Profile) else load_profile(profile))
+    load_shapes(MOST_EMULATED_DEVICES, profile if isinstance(profile, Profile) else load_profile(profile))
 
 
 def emulate(
@@ -118,7 +118,7 @@ def emulate(
 
 
 def _emulated(request: Request) -> Step:
-    request.check_emulated(MOST)
+    request.check_emulated()
     numbers = _numbers(request.devices, request.homes)
     hardware = request.hardware
     prepare(hardware)
@@ -155,8 +155,8 @@ def _numbers(devices: Sequence[int], homes: Sequence[int]) -> list[int]:
         got = ", ".join(map(str, numbers))
         rule = f"devices must have a number for each of the {count} devices of the schedule"
         raise ConfigError([f"{rule}, got {got}; change devices or balance"])
-    if count > MOST:
-        raise ConfigError([f"devices must be at most {MOST}, got {count}; use fewer partitions"])
+    if count > MOST_EMULATED_DEVICES:
+        raise ConfigError([f"devices must be at most {MOST_EMULATED_DEVICES}, got {count}; use fewer partitions"])
     return numbers
 
 

@@ -14,9 +14,9 @@ import torch
 
 from gpipe_bench.emulator import device_module
 from gpipe_bench.emulator.build import built
+from gpipe_bench.step.request import MOST_EMULATED_DEVICES
 
 NAME = "virtual"
-MOST = 16
 WATCHER = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 ELAPSED = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64, ctypes.c_int64)
 WATCH = ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -76,8 +76,8 @@ def load(count: int = 8, *, watch: Callable[[int], None] | None = None) -> None:
         CompilerError: the backend does not compile.
         OutputError: the user's cache cannot be written.
     """
-    if not 1 <= count <= MOST:
-        raise ValueError(f"count must be between 1 and {MOST}, got {count}; ask for as many devices")
+    if not 1 <= count <= MOST_EMULATED_DEVICES:
+        raise ValueError(f"count must be between 1 and {MOST_EMULATED_DEVICES}, got {count}; ask for as many devices")
     wanted = count, watch is not None
     if _loaded:
         if _loaded[0] != wanted:

@@ -23,12 +23,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gpipe_bench.autograd.dispatch_mode import DispatchMode
-from gpipe_bench.emulator.library import MOST, NAME, backend, load
+from gpipe_bench.emulator.library import NAME, backend, load
 from gpipe_bench.kernels.accelerator import register_fused
 from gpipe_bench.kernels.cost import duration_ns, scratch_bytes, workspace_bytes
 from gpipe_bench.kernels.meta_results import evaluate
 from gpipe_bench.kernels.operations import kernels_of
 from gpipe_bench.machine.profile import Profile
+from gpipe_bench.step.request import MOST_EMULATED_DEVICES
 
 _profiles: Final[list[Profile]] = []
 # Kernels stay registered as long as their library lives.
@@ -61,7 +62,7 @@ def price_by(profile: Profile) -> None:
     if _profiles != [profile]:
         _profiles[:] = [profile]
         backend().vd_forget()
-        for device in range(MOST):
+        for device in range(MOST_EMULATED_DEVICES):
             backend().vd_set_capacity(device, profile.capacity_bytes)
 
 

@@ -21,6 +21,9 @@ from gpipe_bench.util.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRE
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+MOST_EMULATED_DEVICES: Final = 16
+"""Virtual devices of a process: ``kMaxDevices`` of the emulator's ``runtime.h``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -147,13 +150,13 @@ class Request:
         """
         _raise(self._problems(most_devices=2**16, per_partition=True))
 
-    def check_emulated(self, most_devices: int) -> None:
-        """The same for an emulation, of as many devices at most: some pipelines can be simulated and not emulated.
+    def check_emulated(self) -> None:
+        """The same for an emulation: some pipelines can be simulated and not emulated.
 
         Raises:
             ConfigError: all problems at once.
         """
-        found = [*self._problems(most_devices=most_devices, per_partition=False)]
+        found = [*self._problems(most_devices=MOST_EMULATED_DEVICES, per_partition=False)]
         if self.steps in (None, 1):
             found.append(f"steps must be a whole number of at least 2, got {self.steps}; the first is a warm-up")
         if is_layers(self.model):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from gpipe_bench.bench.spec.settings import Problem
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, VirtualCell
-
-MOST_DEVICES: Final = 16
-"""Virtual devices of a process."""
+from gpipe_bench.step.request import MOST_EMULATED_DEVICES
 
 HostTime = Annotated[
     bool, Field(strict=True, description="let launches cost host time, and launch queues be full, as on the profile")
@@ -29,8 +27,10 @@ class EmulatedCell(VirtualCell):
     def problems(self) -> Iterator[Problem]:
         """Rules of every pipeline, and no more devices than a process has."""
         yield from super().problems()
-        if self.schedule_devices > MOST_DEVICES:
-            text = f"must be at most {MOST_DEVICES} where they are emulated, got {self.schedule_devices} devices"
+        if self.schedule_devices > MOST_EMULATED_DEVICES:
+            text = (
+                f"must be at most {MOST_EMULATED_DEVICES} where they are emulated, got {self.schedule_devices} devices"
+            )
             yield Problem(("partitions", "schedule"), f"{text}; lower it")
 
     @property
