@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Final
 
-from gpipe_bench.bench.evaluation.statistics import Comparison, compare_samples, enough_repeats
+from gpipe_bench.bench.evaluation.statistics import LEVEL, Comparison, compare_samples, enough_repeats
 from gpipe_bench.results.intervals import Interval
 from gpipe_bench.results.peer_rows import TINY, PeerRow
 from gpipe_bench.results.rows import Record, Row
@@ -45,8 +45,6 @@ _TAKEN_ALONG: Final = {"evidence": ("flavour",)}
 
 EXACT: Final = 1e-9
 """Relative difference up to which values without scatter are equal: the last digits of a sum may differ."""
-
-_LEVEL: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +223,7 @@ def _verdict(cell: CellComparison, tests: int) -> str:
     found = cell.comparison
     if found is None:
         return "no value"
-    if cell.p_adjusted is not None and cell.p_adjusted <= _LEVEL:
+    if cell.p_adjusted is not None and cell.p_adjusted <= LEVEL:
         return "differs"
     if not enough_repeats(found.n, found.n_reference, max(tests, 1)):
         return "too few repeats"
