@@ -66,7 +66,7 @@ def config_to_figure() -> None:
     from gpipe_bench.bench.experiments.config import base_config
     from gpipe_bench.bench.experiments.plan import make_plan
     from gpipe_bench.cli import main as command
-    from gpipe_bench.results.catalogue import REFERENCE
+    from gpipe_bench.data import PUBLISHED_FOLDER
 
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -81,7 +81,7 @@ def config_to_figure() -> None:
         digests = ",".join(cell.id.rpartition("-")[2] for job in jobs for cell in job.cells)
         _quietly(
             command, "collect", "--experiment", "ablation", "--out", rows, *raw, "--cells", digests,
-            "--published", REFERENCE / "published",
+            "--published", PUBLISHED_FOLDER,
         )  # fmt: skip
         _quietly(command, "figure", "ablation", "--rows", rows, "--evidence", "simulated", "--out", folder / "ablation")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ABLATION
 from gpipe_bench.figures.advice import ADVICE
@@ -19,7 +20,7 @@ from gpipe_bench.figures.sweep import SWEEP
 from gpipe_bench.figures.timelines import TIMELINES
 from gpipe_bench.figures.why import WHY
 from gpipe_bench.figures.zero_bubble import ZERO_BUBBLE
-from gpipe_bench.results.catalogue import REFERENCE, DrawnFigure, reference_figures
+from gpipe_bench.results.catalogue import DrawnFigure, reference_figures
 from gpipe_bench.util.processes import spread
 
 _COMPONENTS: Final = (ABLATION, SHARES, TIMELINES, TABLES)
@@ -29,7 +30,7 @@ FIGURES: Final[dict[str, Figure]] = {figure.name: figure for figure in (*_COMPON
 """What ``gpipe-bench figure`` draws."""
 
 
-def draw_reference(out: Path, folder: Path = REFERENCE, processes: int = 1) -> Iterator[list[Path]]:
+def draw_reference(out: Path, folder: Path = REFERENCE_FOLDER, processes: int = 1) -> Iterator[list[Path]]:
     """Draw the figures, several at once where there are processes for them.
 
     Args:

@@ -14,7 +14,6 @@ from typing import Final
 
 from gpipe_bench.data import REFERENCE_FOLDER
 
-REFERENCE: Final = REFERENCE_FOLDER
 PUBLISHED_ROWS: Final = Path("results/reference/published/rows.csv")
 """The published values as rows."""
 
@@ -63,18 +62,18 @@ class DrawnFigure:
         return [out / self.place / f"{self.name}.{suffix}" for suffix in SUFFIXES]
 
 
-def reference_tables(folder: Path = REFERENCE) -> list[Path]:
+def reference_tables(folder: Path = REFERENCE_FOLDER) -> list[Path]:
     """The simulated, emulated and measured tables of rows, companions left out."""
     tables = sorted(path for evidence in _EVIDENCE for path in folder.glob(f"{evidence}/*/*.csv"))
     return [path for path in tables if not path.stem.endswith(COMPANION_SUFFIXES) and path.stem != "predictions"]
 
 
-def reference_companions(name: str, folder: Path = REFERENCE) -> list[Path]:
+def reference_companions(name: str, folder: Path = REFERENCE_FOLDER) -> list[Path]:
     """The simulated, emulated and measured tables of one name that :func:`reference_tables` leaves out."""
     return sorted(path for evidence in _EVIDENCE for path in folder.glob(f"{evidence}/*/{name}.csv"))
 
 
-def reference_figures(folder: Path = REFERENCE) -> list[DrawnFigure]:
+def reference_figures(folder: Path = REFERENCE_FOLDER) -> list[DrawnFigure]:
     """The figures of all reference tables but those of studies, sorted, and that of printed values.
 
     Of the sweeps those that are simulated: the cells that are emulated or measured are too few for a map.

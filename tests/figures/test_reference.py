@@ -13,11 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from gpipe_bench.cli import application
+from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Selection
 from gpipe_bench.figures.registry import FIGURES, draw_reference
 from gpipe_bench.figures.style import drawing, save
-from gpipe_bench.results.catalogue import REFERENCE, figures_of, reference_figures, run_figures
+from gpipe_bench.results.catalogue import figures_of, reference_figures, run_figures
 from tests.cover import EVERY_CASE
 from tests.figures.synthetic import ablation_row, write_rows
 from tests.figures.test_layout import check
@@ -33,7 +34,7 @@ PRINTED = [words for text in PAGES.values() for words in commands(text) if words
 
 
 HIGHEST_IN = 5.0
-DRAWN = {f"{one.place}/{one.name}": one for one in reference_figures(REFERENCE)}
+DRAWN = {f"{one.place}/{one.name}": one for one in reference_figures(REFERENCE_FOLDER)}
 
 
 def files(folder):
@@ -43,7 +44,7 @@ def files(folder):
 
 
 def test_there_is_a_figure_for_each_table():
-    expected = {path.relative_to(COMMITTED) for f in reference_figures(REFERENCE) for path in f.paths(COMMITTED)}
+    expected = {path.relative_to(COMMITTED) for f in reference_figures(REFERENCE_FOLDER) for path in f.paths(COMMITTED)}
     assert set(files(COMMITTED)) == expected
 
 
@@ -67,7 +68,7 @@ def test_a_redrawn_figure_is_the_committed_one_and_legible(name, tmp_path, texts
 
 
 def test_every_form_of_a_redrawn_figure_is_the_committed_one(tmp_path):
-    shutil.copytree(REFERENCE / MACHINE, tmp_path / "tables" / MACHINE)
+    shutil.copytree(REFERENCE_FOLDER / MACHINE, tmp_path / "tables" / MACHINE)
     list(draw_reference(tmp_path / "redrawn", tmp_path / "tables"))
     place = MACHINE.replace("/", "-")
     assert files(tmp_path / "redrawn" / place) == files(COMMITTED / place)
@@ -81,7 +82,7 @@ def test_a_printed_command_gives_the_committed_figure(words, tmp_path, monkeypat
     table, name = Path(words[words.index("--rows") + 1]), Path(words[place]).name
     done = CliRunner().invoke(application(), [*words[1:place], str(tmp_path / name), *words[place + 1 :]])
     assert done.exit_code == 0, done.output
-    committed = COMMITTED / "-".join((ROOT / table).parent.relative_to(REFERENCE).parts) / f"{name}.svg"
+    committed = COMMITTED / "-".join((ROOT / table).parent.relative_to(REFERENCE_FOLDER).parts) / f"{name}.svg"
     if "--variant" not in words:
         assert (tmp_path / f"{name}.svg").read_bytes() == committed.read_bytes()
 
