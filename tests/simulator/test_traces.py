@@ -15,6 +15,8 @@ from gpipe_bench.machine.replay import DeviceMemory, Replay
 from gpipe_bench.machine.trace_file import difference, read_trace, write_trace
 from gpipe_bench.results.traced import read_step
 from gpipe_bench.simulator.steps.run import Settings, run
+from gpipe_bench.simulator.steps.writer import CALLER, TraceWriter
+from gpipe_bench.simulator.workloads.workload import Kernels
 from tests.simulator.support import Plain, task, workload
 
 CASES = {
@@ -152,3 +154,12 @@ def test_a_part_of_a_trace_that_does_not_say_its_rows_is_refused_or_runs(lines, 
         except TraceError:
             outcomes.add("refused")
     assert outcomes == {"runs", "refused"}
+
+
+def test_each_row_has_the_ends_of_its_own_kernels():
+    """Also where these are gone when the next ones are made, in the same place in memory."""
+    writer = TraceWriter()
+    for end in range(20):
+        writer.issue(CALLER, writer.kernels((0, 0), Kernels(100, 2, ends_ns=(end, 100)), "forward"))
+    trace = writer.trace(1)
+    assert [trace.launch_ends[row.first_end - 1] for row in trace.rows] == [*range(20)]

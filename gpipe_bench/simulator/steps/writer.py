@@ -46,7 +46,8 @@ class TraceWriter:
         self._rows = array("q")
         self._blocks = array("q")
         self._ends = array("q")
-        self._first_end: dict[int, int] = {}
+        # By identity; each value holds its key, whose number would otherwise be free for another one.
+        self._first_end: dict[int, tuple[int, Kernels]] = {}
         self._names: dict[str, int] = {"": 0}
         self._versions = self._nodes = self._gradients = 0
 
@@ -59,10 +60,10 @@ class TraceWriter:
         """
         first = 0
         if work.ends_ns and len(work.ends_ns) == work.launches:
-            first = self._first_end.get(id(work), 0)
-            if not first:
-                first = self._first_end[id(work)] = len(self._ends) + 1
+            if id(work) not in self._first_end:
+                self._first_end[id(work)] = len(self._ends) + 1, work
                 self._ends.extend(work.ends_ns)
+            first, _ = self._first_end[id(work)]
         adds = bool(gradients and work.adding_launches)
         self._gradients = max(self._gradients, gradients * adds)
         return self._pattern(
