@@ -26,9 +26,8 @@ from gpipe_bench.bench.experiments.plan import (
     named_by,
 )
 from gpipe_bench.bench.experiments.config import base_config
-from gpipe_bench.data import TOLERANCES
+from gpipe_bench.data import REFERENCE_FOLDER, TOLERANCES
 from gpipe_bench.errors import GpipeBenchError
-from gpipe_bench.results.catalogue import REFERENCE
 from gpipe_bench.util.processes import PROCESSES, usable_processes
 from snakemake.utils import min_version
 from studies.peers.settings import read_settings as race_settings

@@ -92,6 +92,11 @@ def explain(
     except ScheduleError as error:
         typer.echo(f"The order cannot be computed, for lack of actions in the trace: {error}\n")
     output().print(_ways(step))
+    if not any(event.kind == "backward_weights" for event in step.events):
+        typer.echo(
+            "The trace does not tell I from W: each counts as half of B. Where they differ, the lines of\n"
+            "schedules that split B are wrong; trace one of these to know them."
+        )
 
 
 def _compare(step: Step, against: Sequence[str], tolerance: float, out: Path | None) -> None:

@@ -3,9 +3,9 @@ import json
 from importlib.metadata import version
 
 from gpipe_bench.bench.storage.sources import source_digest
-from gpipe_bench.results.catalogue import REFERENCE
+from gpipe_bench.data import REFERENCE_FOLDER
 
-MACHINES = sorted(glob_wildcards(f"{REFERENCE}/measured/{{machine}}/peers.csv").machine)
+MACHINES = sorted(glob_wildcards(f"{REFERENCE_FOLDER}/measured/{{machine}}/peers.csv").machine)
 
 
 rule peers:
@@ -58,7 +58,7 @@ rule figure_peers:
 rule redraw_peers:
     """Draw the figures of the committed tables."""
     input:
-        expand("{folder}/measured/{machine}/peers.csv", folder=REFERENCE, machine=MACHINES),
+        expand("{folder}/measured/{machine}/peers.csv", folder=REFERENCE_FOLDER, machine=MACHINES),
     output:
         ensure(
             expand(

@@ -3,9 +3,9 @@ import json
 from importlib.metadata import version
 
 from gpipe_bench.bench.storage.sources import source_digest
-from gpipe_bench.results.catalogue import REFERENCE
+from gpipe_bench.data import REFERENCE_FOLDER
 
-MACHINES = sorted(glob_wildcards(f"{REFERENCE}/measured/{{machine}}/transparency.csv").machine)
+MACHINES = sorted(glob_wildcards(f"{REFERENCE_FOLDER}/measured/{{machine}}/transparency.csv").machine)
 SETTINGS = json.dumps(config, sort_keys=True)
 
 
@@ -90,7 +90,7 @@ rule redraw_transparency:
     input:
         expand(
             "{folder}/measured/{machine}/transparency{table}.csv",
-            folder=REFERENCE,
+            folder=REFERENCE_FOLDER,
             machine=MACHINES,
             table=["", "_steps", "_layers", "_verdict"],
         ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -97,10 +99,13 @@ def test_each_pair_is_judged_by_itself(noisy):
     assert found == ({*SPEEDS} - {LOOP} if LOOP in noisy else set(noisy))
 
 
-def test_the_committed_rows_ran_one_after_the_other():
-    rows = read_rows(REFERENCE_FOLDER / "measured" / "2x-amd-epyc" / "ablation.csv")
-    (group,) = group_rows(rows)
-    assert not group.in_turns
+def test_the_committed_rows_ran_in_turns_of_five_steps():
+    table = REFERENCE_FOLDER / "measured" / "2x-intel-xeon-processor" / "ablation.csv"
+    (group,) = group_rows(read_rows(table))
+    assert group.in_turns
+    with table.with_name("ablation_steps.csv").open(newline="") as file:
+        steps = Counter((line["cell"], line["repeat"]) for line in csv.DictReader(file))
+    assert (len(steps), {*steps.values()}) == (27, {5})
 
 
 def test_other_rows_have_no_way():

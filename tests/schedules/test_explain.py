@@ -35,7 +35,7 @@ from gpipe_bench.schedules.actions import in_pairs
 from gpipe_bench.schedules.table import partition_count
 from gpipe_bench.simulator import simulate
 from tests.project.pages import PAGES, blocks
-from tests.schedules.torch_trace import FOLDER, MS, NAMES, ONE_STAGE
+from tests.schedules.torch_trace import FOLDER, MS, NAMES, ONE_STAGE, SPLIT, UNEVEN
 
 REAL = [(name, p) for name in NAMES for p in (2, 4)]
 OURS = dict(
@@ -43,7 +43,7 @@ OURS = dict(
 )
 
 
-def real(name: str, p: int, folder: Path = FOLDER) -> dict[str, Any]:
+def real(name: str, p: int | str, folder: Path = FOLDER) -> dict[str, Any]:
     return json.loads(gzip.decompress((folder / f"{name}-p{p}.json.gz").read_bytes()))
 
 
@@ -74,9 +74,9 @@ def sleeps(action: Action, split: bool) -> list[Action]:
     return [action]
 
 
-def nominal(n: int, split: bool) -> list[Durations]:
+def nominal(n: int, split: bool, slept: dict[str, float] = MS) -> list[Durations]:
     """The durations of the stages, in microseconds."""
-    f, i, w = (1000 * MS[kind] for kind in "FIW")
+    f, i, w = (1000 * slept[kind] for kind in "FIW")
     return [Durations(f, 0, i + w) if split and j == 0 else Durations(f, i, w) for j in range(n)]
 
 
@@ -217,11 +217,13 @@ def test_the_bubble_of_real_traces_is_that_of_the_formula(tmp_path, name, p):
         assert shares.imbalance_fraction + shares.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), abs=0.01)
 
 
-@pytest.mark.parametrize(("name", "p"), REAL)
-def test_steps_of_other_schedules_are_those_of_the_sleeps(tmp_path, name, p):
-    step = read_step(files(tmp_path, real(name, p)["traces"]))
+@pytest.mark.parametrize(
+    ("name", "p", "slept"), [*((*one, {}) for one in REAL), *((name, p, UNEVEN) for name in SPLIT for p in (2, 4))]
+)
+def test_steps_of_other_schedules_are_those_of_the_sleeps(tmp_path, name, p, slept):
+    step = read_step(files(tmp_path, real(name, f"{p}-uneven" if slept else p)["traces"]))
     schedule = step.schedule
-    durations = nominal(schedule.partitions, schedule.splits)
+    durations = nominal(schedule.partitions, schedule.splits, {**MS, **slept})
     ways = {way.schedule: way for way in alternatives(step) if (way.microbatches, way.checkpoint) == (2 * p, "never")}
     assert ways.keys() == set(SCHEDULES)
     for other, way in ways.items():
@@ -239,6 +241,14 @@ def test_steps_of_other_schedules_are_those_that_pytorch_took(tmp_path, name, p)
     for other in ONE_STAGE if name in ONE_STAGE else set(NAMES) - set(ONE_STAGE):
         took = read_step(files(tmp_path, real(other, p)["traces"])).length_us
         assert ways[OURS[other]].length_us == pytest.approx(took, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "said"), [("1F1B", True), ("ZBVZeroBubble", False)])
+def test_explain_says_that_it_cannot_tell_inputs_from_weights(tmp_path, name, said):
+    paths = files(tmp_path, real(name, 2)["traces"])
+    done = CliRunner().invoke(application(), ["explain", *map(str, paths)])
+    assert done.exit_code == 0
+    assert ("does not tell I from W" in done.output) == said
 
 
 def test_ratios_over_a_real_step_of_gpipe_are_those_of_the_formulas(tmp_path):

@@ -1,7 +1,8 @@
 """Make ``torch_traces/*.json.gz`` anew: ``python tests/schedules/torch_trace.py [NAME-pP ...]``.
 
 Each file is a step of a schedule of ``torch.distributed.pipelining`` on p processes over gloo, whose stages sleep: 80
-ms in a forward pass, 60 ms for the gradients of inputs, 60 ms for those of weights. So the truth is known. A file holds
+ms in a forward pass, 60 ms for the gradients of inputs, 60 ms for those of weights; in files named ``-uneven`` these
+take 90 and 30 ms. So the truth is known. A file holds
 ``traces``, for each rank what its PyTorch profiler wrote of two steps, trimmed to the ranges of the pipeline and to the
 operations that they call; and ``slept``, for each rank the sleeps of the last step as
 ``[kind, micro-batch, stage, start, end]`` in microseconds.
@@ -27,8 +28,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 FOLDER: Final = Path(__file__).parent / "torch_traces"
 MS: Final = {"F": 80.0, "I": 60.0, "W": 60.0}
+UNEVEN: Final = {"I": 90.0, "W": 30.0}
 ONE_STAGE: Final = "GPipe", "1F1B"
 OF_A_V: Final = "ZBVZeroBubble", "DualPipeV"
+SPLIT: Final = "InterleavedZeroBubble", "ZBVZeroBubble"
 NAMES: Final = (*ONE_STAGE, "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", *OF_A_V)
 _SLEPT: list[tuple[str, int, int, float, float]] = []
 
@@ -121,7 +124,7 @@ def work(rank: int, p: int, name: str, m: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def make(name: str, p: int, m: int, out: Path) -> None:
+def make(name: str, p: int, m: int, out: Path, suffix: str = "") -> None:
     """Run a schedule, and write its file."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.start_processes(work, (p, name, m, Path(folder)), nprocs=p, start_method="fork")
@@ -146,13 +149,15 @@ def make(name: str, p: int, m: int, out: Path) -> None:
     found = {"schedule": name, "torch": torch.__version__, "slept": sleeps, "traces": traces}
     out.mkdir(exist_ok=True)
     data = gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0)
-    (out / f"{name}-p{p}.json.gz").write_bytes(data)
+    (out / f"{name}-p{p}{suffix}.json.gz").write_bytes(data)
     late = [(end - start) / 1000 - MS[kind] for row in sleeps for kind, _, _, start, end in row]
-    print(f"{name}-p{p}: {len(data)} bytes, sleeps late by {sum(late) / len(late):.2f} ms, at most {max(late):.2f}")
+    lateness = f"sleeps late by {sum(late) / len(late):.2f} ms, at most {max(late):.2f}"
+    print(f"{name}-p{p}{suffix}: {len(data)} bytes, {lateness}")
 
 
 if __name__ == "__main__":
-    # python torch_trace.py [NAME-pP ...]; with --awake DIR stages do not sleep, and the files come into DIR.
+    # python torch_trace.py [NAME-pP ...]; with --awake DIR the stages do not sleep (but those of uneven files), and the
+    # files come into DIR.
     chosen, folder = sys.argv[1:], FOLDER
     if chosen[:1] == ["--awake"]:
         chosen, folder = chosen[2:], Path(chosen[1])
@@ -161,3 +166,8 @@ if __name__ == "__main__":
         for p in (2, 4):
             if not chosen or f"{name}-p{p}" in chosen:
                 make(name, p, 2 * p, folder)
+    MS.update(UNEVEN)
+    for name in SPLIT:
+        for p in (2, 4):
+            if not chosen or f"{name}-p{p}-uneven" in chosen:
+                make(name, p, 2 * p, folder, "-uneven")

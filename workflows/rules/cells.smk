@@ -75,8 +75,8 @@ rule emulate:
 rule simulate_published:
     """Simulate the rows of a published table with the settings that they were run with."""
     input:
-        REFERENCE / "published" / "published.csv",
-        REFERENCE / "published" / "settings.csv",
+        REFERENCE_FOLDER / "published" / "published.csv",
+        REFERENCE_FOLDER / "published" / "settings.csv",
     output:
         ensure(TABLE_PATTERN, non_empty=True),
     log:
@@ -94,8 +94,8 @@ rule collect:
     """Gather the raw results of an experiment, and published values of its settings, into one table and companions."""
     input:
         raw=named_by("experiment", PLAN.tables, "raw"),
-        published=REFERENCE / "published" / "published.csv",
-        settings=REFERENCE / "published" / "settings.csv",
+        published=REFERENCE_FOLDER / "published" / "published.csv",
+        settings=REFERENCE_FOLDER / "published" / "settings.csv",
     output:
         rows=ensure("results/{experiment}.csv", non_empty=True),
         devices=ensure("results/{experiment}_devices.csv", non_empty=True),

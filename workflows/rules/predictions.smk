@@ -4,8 +4,8 @@
 rule predictions:
     """Simulate every published cell of the tables: published value, simulated value and error."""
     input:
-        REFERENCE / "published" / "published.csv",
-        REFERENCE / "published" / "settings.csv",
+        REFERENCE_FOLDER / "published" / "published.csv",
+        REFERENCE_FOLDER / "published" / "settings.csv",
     output:
         rows=ensure("results/predictions.csv", non_empty=True),
         configurations=ensure("results/predictions_configurations.csv", non_empty=True),
