@@ -125,7 +125,8 @@ def _row(case: EmulatedCase, values: dict[str, Any]) -> Row:
         variant=case.variant, **{name: getattr(components, name) for name in components.__slots__},
         partitions=len(case.balance), chunks=case.chunks, microbatches=case.chunks, checkpoint="except_last",
         batch_size=case.batch_size, balance="-".join(map(str, case.balance)), device_count=len(case.balance),
-        profile=_PROFILE, cell=case.cell, config_sha256=digest(case.configuration), **values,
+        profile=_PROFILE, cell=case.cell, config_sha256=digest(case.configuration), steps_overlap=True,
+        precision="float32", optimizer="sgd", **values,
     )  # fmt: skip
 
 
