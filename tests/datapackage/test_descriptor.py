@@ -108,6 +108,19 @@ def test_every_reference_row_says_where_it_comes_from_or_leads_to_one_that_does(
             assert missing == [], f"{path.relative_to(ROOT)}: {missing}"
 
 
+@pytest.mark.parametrize("evidence", ["simulated", "emulated"])
+def test_every_reference_row_in_virtual_time_says_how_it_trained(evidence):
+    found = 0
+    for path in sorted((REFERENCE_FOLDER / evidence).glob("*/*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        if "variant" in lines[0]:
+            found += len(lines)
+            for name in ("steps_overlap", "precision", "optimizer"):
+                assert all(line[name] for line in lines), f"{path.relative_to(ROOT)}: {name}"
+    assert found
+
+
 def test_every_companion_leads_to_its_rows():
     written = json.loads((REFERENCE_FOLDER / DESCRIPTOR).read_text(encoding="utf-8"))
     kinds = {header: kind for kind in TABLES.values() for header in kind.headers}
