@@ -83,12 +83,10 @@ reference: ## run every experiment, take the results into results/reference, dra
 	@$(BIN)/python -m studies.training reference
 	@$(BIN)/python -m studies.peers reference
 	@$(BIN)/python -m scripts.tables
-	@$(BIN)/python -m scripts.crate
 
-tables: ## write the tables of README and docs, and the RO-Crate, from results/reference
+tables: ## write the tables of README and docs from results/reference
 	$(SETUP) workflow
 	@$(BIN)/python -m scripts.tables
-	@$(BIN)/python -m scripts.crate
 
 format: ## format Python and Snakemake files, and fix what ruff can fix
 	$(SETUP) dev

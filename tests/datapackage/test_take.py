@@ -16,6 +16,7 @@ from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, configuration_records
+from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import csv_text
 from gpipe_bench.results.transparency_rows import GROUP, VERDICT_COLUMNS, TransparencyRow
 from gpipe_bench.util.files import write_files
@@ -116,6 +117,16 @@ def test_training_runs_are_taken_with_their_verdicts(tmp_path):
     assert sorted(path.name for path in written) == names
     write_descriptor(tmp_path / "reference")
     assert check_folder(tmp_path / "reference") == []
+
+
+def test_the_single_steps_of_a_race_stay_with_the_run(tmp_path):
+    race = REFERENCE_FOLDER / "measured" / "1x-nvidia-h100-80gb-hbm3"
+    for name in ("peers.csv", "peers_configurations.csv"):
+        (tmp_path / name).write_text((race / name).read_text())
+    step = dict(zip(TABLES["peers-steps"].columns, ["measured", "case", "loop", 0, 0, 0, 1.0, 1.0], strict=True))
+    (tmp_path / "peers_steps.csv").write_text(csv_text(list(step), [step]))
+    written = take_reference(tmp_path / "peers.csv", tmp_path / "reference")
+    assert sorted(path.name for path in written) == ["peers.csv", "peers_configurations.csv"]
 
 
 def test_verdicts_over_several_machines_are_refused(tmp_path):

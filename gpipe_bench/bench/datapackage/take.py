@@ -16,7 +16,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS
 from gpipe_bench.results.schema import OF_RUNS, TABLES, table_of
-from gpipe_bench.results.tables import csv_text, read_table, read_text
+from gpipe_bench.results.tables import csv_text, header_of, read_table, read_text
 from gpipe_bench.util.files import write_files
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def _companions(rows: Path, target: Path, members: pd.DataFrame, *, alone: bool)
     texts: dict[Path, str] = {}
     for suffix in COMPANION_SUFFIXES:
         companion = _companion(rows, suffix)
-        if not companion.exists():
+        # Single steps of a race are twenty times as large as its rows, and no table or figure needs them.
+        if not companion.exists() or tuple(header_of(companion)) == TABLES["peers-steps"].columns:
             continue
         own = _checked(companion)
         if tuple(own.columns) == CONFIGURATION_COLUMNS:
