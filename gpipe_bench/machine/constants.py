@@ -97,7 +97,9 @@ class Constant(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     value: float = Field(gt=0, description="in the unit of CONSTANTS")
-    origin: Literal["measured", "fitted", "data sheet", "assumed"] = Field(description="how it was had")
+    origin: Literal["measured", "fitted", "data sheet", "assumed"] = Field(
+        description="measured: from times of single operators; fitted: whole steps, or printed rows, come out best so"
+    )
     spread: float | None = Field(default=None, ge=0, description="of repeated measurements, as a share of the value")
 
 

@@ -32,6 +32,12 @@ def test_the_share_of_attention_without_dropout_is_that_of_the_profile():
     assert fitted_share(seen) == pytest.approx(0.3, rel=0.02)
 
 
+def test_constants_that_training_steps_gave_are_called_fitted():
+    constants = load_profile("h200").kernels
+    fitted_ones = {name for name, constant in constants.items() if constant.origin == "fitted"}
+    assert fitted_ones == {"launch_us", "parameter_us"}
+
+
 @pytest.mark.slow
 def test_the_host_of_the_profile_is_the_one_that_fits_the_steps(tmp_path):
     constants = load_profile("h200").constants
