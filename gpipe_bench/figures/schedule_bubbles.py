@@ -68,7 +68,12 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     evidence = [kind for kind in EVIDENCE_COLOURS if any(name.startswith(kind) for name in kinds)]
     handles: list[Any] = [Line2D([], [], linestyle="none", label=kind, **_LOOK[kind]) for kind in kinds]
     p, m = _OVERLAP
-    words = "Formula: T_F = T_B = T_W, equal partitions, free transfers."
+    words = (
+        "Steps overlap, but the formula is of one alone. "
+        if _overlap(rows)
+        else "Steps do not overlap: each ends on all devices, as in the formula. "
+    )
+    words += "Formula: T_F = T_B = T_W, equal partitions, free transfers."
     panels = [Panel(_draw_idle, setting, _HEIGHT_IN) for setting in shown]
     if "measured" not in evidence:
         panels.append(Panel(_draw_overlap, None, _HEIGHT_IN))
@@ -87,7 +92,7 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
 def settings_of(rows: Sequence[Row]) -> list[Setting]:
     """The settings of some rows: of emulated cells, then of measured ones; of simulated ones if there are no others."""
     # The formula is of one step between idle devices, as measured steps are; older tables do not have others like it.
-    if any(row.steps_overlap is False for row in rows):
+    if not _overlap(rows):
         rows = [row for row in rows if row.evidence == "measured" or row.steps_overlap is False]
     found: dict[tuple[Any, ...], dict[str, dict[str, list[Row]]]] = {}
     alone = all(row.evidence == "simulated" for row in rows)
@@ -106,6 +111,12 @@ def settings_of(rows: Sequence[Row]) -> list[Setting]:
         where = ", ".join(filter(None, (model, machine, words)))
         panels.append(Setting(f"{where}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
     return panels
+
+
+def _overlap(rows: Sequence[Row]) -> bool:
+    """Whether steps that are not measured overlap, all of them."""
+    virtual = [row for row in rows if row.evidence != "measured"]
+    return bool(virtual) and all(row.steps_overlap is not False for row in virtual)
 
 
 def _kind(row: Row) -> str:
@@ -164,7 +175,8 @@ BUBBLES: Final = Figure(
     name="schedules_bubbles",
     caption=(
         "Share of the devices' time in which no computation and no recomputation runs, of every schedule, beside what "
-        "the formula of each schedule gives; and what it is worth if DualPipeV overlaps the two parts of a pair."
+        "the formula of each schedule gives; and what it is worth if DualPipeV overlaps the two parts of a pair. "
+        "Compared are steps that do not overlap, each of which ends on all devices, unless the table has none."
     ),
     sources=("", "_devices"),
     read=_read,

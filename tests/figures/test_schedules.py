@@ -87,6 +87,18 @@ def test_the_formula_of_one_step_stands_beside_steps_that_do_not_overlap():
     assert panel.idle["simulated"] == {"zb_h2": 0.5}
 
 
+def test_the_figure_says_which_steps_it_compares(texts_of):
+    def words(*rows):
+        # Those of earlier figures come first.
+        shown = [" ".join(text.get_text().split()) for text, _ in texts_of(BUBBLES.canvas(list(rows)))]
+        return [text for text in shown if text.startswith("Steps")][-1]
+
+    both = [row("gpipe", steps_overlap=overlap) for overlap in (True, False)]
+    assert words(*both).startswith("Steps do not overlap: each ends on all devices, as in the formula. Formula:")
+    assert words(row("gpipe", evidence="measured")).startswith("Steps do not overlap")
+    assert words(both[0]).startswith("Steps overlap, but the formula is of one alone. Formula:")
+
+
 def test_recomputation_counts_in_the_formula():
     (panel,) = settings_of([row("gpipe", evidence="emulated", checkpoint="always")])
     # T_F = T_B = T_W: the last partition recomputes at once, and so do the others before the gradient arrives.
