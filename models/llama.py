@@ -2,71 +2,153 @@
 
     tokens ─ embedding ─ block x L ─ head ─ logits
 
-Touvron et al. (arXiv 2302.13971). A block is one layer. The head has a weight of its own, as in :mod:`.gpt2`.
+Touvron et al. (arXiv 2302.13971). Since Llama 3 several heads of queries share one of keys and values (grouped-query
+attention, Ainslie et al., arXiv 2305.13245; Grattafiori et al., arXiv 2407.21783). A block is one layer. The head has a
+weight of its own, as in :mod:`.gpt2`. The other decoders are made of the parts of this one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_BASE = 10_000.0
+LLAMA_BASE = 10_000.0
+LLAMA_3_BASE = 500_000.0
 
 
-class Block(nn.Module):
-    """Causal self-attention and a gated MLP, each with its normalisation and residual.
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The numbers that a decoder is made with.
 
-    Args:
+    Attributes:
+        blocks: how many there are, each an attention and an MLP.
         dim: width of the model, a multiple of ``heads``.
-        heads: number of heads.
-        hidden: width inside the MLP.
+        heads: heads of queries, a multiple of ``kv_heads``.
+        kv_heads: heads of keys and of values.
+        hidden: width inside an MLP.
+        vocabulary: number of tokens.
+        base: of the rotary positions.
     """
 
-    def __init__(self, dim: int, heads: int, hidden: int) -> None:
+    blocks: int
+    dim: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    vocabulary: int
+    base: float = LLAMA_3_BASE
+
+
+class Attention(nn.Module):
+    """Causal self-attention behind a normalisation, without a residual.
+
+    Args:
+        sizes: of the model.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.heads = heads
-        self.norm, self.mlp_norm = nn.RMSNorm(dim), nn.RMSNorm(dim)
-        self.qkv, self.project = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.gate_up, self.down = nn.Linear(dim, 2 * hidden, bias=False), nn.Linear(hidden, dim, bias=False)
+        self.heads = [sizes.heads, sizes.kv_heads, sizes.kv_heads]
+        self.base = sizes.base
+        self.norm = nn.RMSNorm(sizes.dim)
+        self.qkv = nn.Linear(sizes.dim, sizes.dim // sizes.heads * sum(self.heads), bias=False)
+        self.project = nn.Linear(sizes.dim, sizes.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, dim) -> the same shape; a token sees those before it and itself."""
-        batch, length, dim = x.shape
-        heads: Tensor = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, dim // self.heads)
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        query, key = _rotated(query), _rotated(key)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, dim))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
-        out: Tensor = x + self.down(functional.silu(gate) * up)
+        heads: Tensor = self.qkv(self.norm(x)).unflatten(-1, (sum(self.heads), -1))
+        query, key, value = torch.split(heads.transpose(1, 2), self.heads, 1)
+        query, key = _rotated(query, self.base), _rotated(key, self.base)
+        grouped = query.shape[1] > key.shape[1]
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        out: Tensor = self.project(mixed.transpose(1, 2).reshape(x.shape))
         return out
 
 
-def _rotated(x: Tensor) -> Tensor:
+class Mlp(nn.Module):
+    """A gated MLP behind a normalisation, without a residual.
+
+    Args:
+        sizes: of the model.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(sizes.dim)
+        self.gate_up = nn.Linear(sizes.dim, 2 * sizes.hidden, bias=False)
+        self.down = nn.Linear(sizes.hidden, sizes.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, dim) -> the same shape."""
+        gate, up = self.gate_up(self.norm(x)).chunk(2, -1)
+        out: Tensor = self.down(functional.silu(gate) * up)
+        return out
+
+
+class Block(nn.Module):
+    """An attention and an MLP, each with its residual.
+
+    Args:
+        sizes: of the model.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(sizes), Mlp(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, T, dim) -> the same shape."""
+        x = x + self.attention(x)
+        out: Tensor = x + self.mlp(x)
+        return out
+
+
+class Head(nn.Module):
+    """Logits of the next token.
+
+    Args:
+        sizes: of the model.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(sizes.dim)
+        self.linear = nn.Linear(sizes.dim, sizes.vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim) -> (..., vocabulary)."""
+        logits: Tensor = self.linear(self.norm(x))
+        return logits
+
+
+def _rotated(x: Tensor, base: float) -> Tensor:
     """(N, heads, T, width) with each pair of numbers turned by an angle that grows with its place in the sequence."""
     length, half = x.shape[-2], x.shape[-1] // 2
     places = torch.arange(length, device=x.device, dtype=torch.float32)
-    speeds = _BASE ** -torch.arange(0, 1, 1 / half, device=x.device, dtype=torch.float32)[:half]
+    speeds = base ** -torch.arange(0, 1, 1 / half, device=x.device, dtype=torch.float32)[:half]
     angles = torch.outer(places, speeds)
     cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, -1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
 
 
-def llama(blocks: int, dim: int, heads: int, *, hidden: int, vocabulary: int) -> nn.Sequential:
+def decoder(sizes: Sizes) -> nn.Sequential:
     """The model with fresh weights: L + 2 layers.
 
     Args:
-        blocks: L.
-        dim: width.
-        heads: of the attention.
-        hidden: width inside the MLPs.
-        vocabulary: number of tokens.
+        sizes: of the model.
     """
-    layers: OrderedDict[str, nn.Module] = OrderedDict(embedding=nn.Embedding(vocabulary, dim))
-    layers |= {f"block{block}": Block(dim, heads, hidden) for block in range(blocks)}
-    layers["head"] = nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, vocabulary, bias=False))
+    return chained(nn.Embedding(sizes.vocabulary, sizes.dim), [Block(sizes) for _ in range(sizes.blocks)], Head(sizes))
+
+
+def chained(embedding: nn.Module, blocks: Sequence[nn.Module], head: nn.Module) -> nn.Sequential:
+    """The layers of a decoder under their names."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(embedding=embedding)
+    layers |= {f"block{place}": block for place, block in enumerate(blocks)}
+    layers["head"] = head
     return nn.Sequential(layers)

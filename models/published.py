@@ -5,6 +5,7 @@ The table of models finds them by name, and does not list them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -50,10 +51,11 @@ def _megatron(arguments: Values, *, causal: bool) -> nn.Sequential:
 
 
 def _llama(arguments: Values) -> nn.Sequential:
-    from gpipe_bench.models.llama import llama
+    from gpipe_bench.models.llama import LLAMA_BASE, Sizes, decoder
 
-    sizes = (int(arguments[name]) for name in ("L", "D", "heads"))
-    return llama(*sizes, hidden=int(arguments["hidden"]), vocabulary=int(arguments["vocabulary"]))
+    # Every head of queries has its own keys and values.
+    names = ("L", "D", "heads", "heads", "hidden", "vocabulary")
+    return decoder(replace(Sizes(*(int(arguments[name]) for name in names)), base=LLAMA_BASE))
 
 
 _LLAMA: Final = MappingProxyType(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.arguments import Argument, Value, Values, format_value, read_text
 from gpipe_bench.models.classification import class_labels, cross_entropy
+from gpipe_bench.models.decoders import DECODERS
 from gpipe_bench.models.language import GPT2
 from gpipe_bench.models.measured import is_layers_file, layers_digest, layers_spec
 from gpipe_bench.models.own import is_own, own_spec
@@ -204,7 +205,7 @@ class _Table(Mapping[str, ModelSpec]):
         return len(self._own)
 
 
-MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D, VIT, *GPT2)
+MODELS: Final[Mapping[str, ModelSpec]] = _Table(UNET, AMOEBANET_D, VIT, *GPT2, *DECODERS)
 """Every model of the suite by name; also those of :mod:`.published`, ``timm/<name>`` and ``torchvision/<name>``, see
 :mod:`.vision`, and the user's own, ``file.py:function`` and ``package.module:function``, see :mod:`.own`."""
 

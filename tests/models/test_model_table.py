@@ -20,7 +20,14 @@ SMALL: dict[str, str] = {
     **dict.fromkeys(
         ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"), "L=2;D=8;heads=2;vocabulary=11;context=6;dropout=0"
     ),
+    **dict.fromkeys(
+        ("decoder", "attention-residuals", "hyper-connections", "experts", "multi-token"),
+        "L=2;D=8;heads=2;kv=1;hidden=12;vocabulary=11;context=6",
+    ),
+    "captions": "L=2;D=8;heads=2;kv=1;hidden=12;vocabulary=11;context=6;V=1;width=8;vheads=2;size=8;patch=4",
 }
+LLAMA_3_8B = "L=32;D=4096;heads=32;kv=8;hidden=14336;vocabulary=128256"
+LLAMA_32_1B = "L=16;D=2048;heads=32;kv=8;hidden=8192;vocabulary=128256"
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -67,7 +74,7 @@ def test_the_number_of_layers_is_known_without_building(name: str, change: dict[
 
 
 @every_model
-def test_defaults_are_the_published_speed_runs(name: str) -> None:
+def test_defaults_are_the_published_sizes(name: str) -> None:
     published = {
         "unet": "depth=5;B=5;C=64;size=192;in=3;out=1;dropout=0.1",
         "amoebanet-d": "L=18;D=256;size=224;classes=1000;max3_is_average=true;concat_0346=true;stem_relu=true",
@@ -76,6 +83,13 @@ def test_defaults_are_the_published_speed_runs(name: str) -> None:
         "gpt2-medium": "L=24;D=1024;heads=16;vocabulary=50257;context=1024;dropout=0.1",
         "gpt2-large": "L=36;D=1280;heads=20;vocabulary=50257;context=1024;dropout=0.1",
         "gpt2-xl": "L=48;D=1600;heads=25;vocabulary=50257;context=1024;dropout=0.1",
+        "decoder": f"{LLAMA_3_8B};context=8192",
+        "attention-residuals": f"{LLAMA_3_8B};context=8192;block=4",
+        "hyper-connections": "L=16;D=2048;heads=16;kv=16;hidden=8192;vocabulary=50304;context=2048;streams=4",
+        "experts": "L=32;D=4096;heads=32;kv=8;hidden=14336;vocabulary=32000;context=8192;"
+        "experts=8;chosen=2;capacity=1.25",
+        "multi-token": f"{LLAMA_32_1B};context=8192;ahead=1",
+        "captions": f"{LLAMA_32_1B};context=8192;V=32;width=1280;vheads=16;size=224;patch=14;every=1",
     }
 
     assert format_arguments(parse_arguments(name, "")) == published[name]
@@ -235,7 +249,8 @@ def test_an_unknown_model_names_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         model_spec(name)
     known = (
-        "unet, amoebanet-d, vit, gpt2, gpt2-medium, gpt2-large, gpt2-xl, timm/<name>, torchvision/<name>, "
+        "unet, amoebanet-d, vit, gpt2, gpt2-medium, gpt2-large, gpt2-xl, decoder, attention-residuals, "
+        "hyper-connections, experts, multi-token, captions, timm/<name>, torchvision/<name>, "
         "<file>.py:<function>, <module>:<function>"
     )
     assert str(caught.value) == f"model must be one of {known}, got {name!r}; {hint}"

@@ -1,0 +1,109 @@
+"""A decoder with Block Attention Residuals: in place of a sum, a softmax over depth mixes what earlier blocks gave.
+
+    embedding = b0 ─ layers of block 0 ─ b1 ─ layers of block 1 ─ b2 ─ ... ─ head
+                └────────────┴────────────┴────────────┴─── every later layer reads b0, b1, ... ──┘
+
+Kimi Team, "Attention Residuals" (arXiv 2603.15031), figure 2. A block is several transformer layers, whose outputs are
+summed as usual. Before each attention and each MLP, and in the head, a softmax weighs the outputs of all earlier blocks
+and the sum so far, by a learned query and normalised keys. So each block's output is a skip, which every later layer
+reads, whatever partition it is in. The layers are those of :mod:`.llama`; which sizes go with them is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from itertools import pairwise
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+
+from gpipe_bench.models.llama import Attention, Head, Mlp, Sizes, chained
+from gpipe_bench.skip import pop, skippable, stash
+
+
+class DepthAttention(nn.Module):
+    """Mixes tensors of several depths.
+
+    Args:
+        dim: width of the model.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        # All depths count alike before training, as the paper asks for.
+        self.query = nn.Parameter(torch.zeros(dim))
+        self.norm = nn.RMSNorm(dim)
+
+    def forward(self, sources: Sequence[Tensor]) -> Tensor:
+        """Tensors of shape (N, T, dim) -> one of this shape."""
+        values = torch.stack([*sources])
+        weights = (self.norm(values) @ self.query).softmax(0)
+        return torch.einsum("snt,sntd->ntd", weights, values)
+
+
+class Layer(nn.Module):
+    """A transformer layer that mixes depths before its attention and before its MLP.
+
+    Args:
+        sizes: of the model.
+        reads: names of the skips that hold the outputs of earlier blocks, the first one first.
+        gives: names under which the next layer reads them. A layer that begins a block gives its input, too, which is
+            the output of the block before.
+    """
+
+    def __init__(self, sizes: Sizes, reads: Sequence[str], gives: Sequence[str]) -> None:
+        super().__init__()
+        self.reads, self.gives = tuple(reads), tuple(gives)
+        self.before_attention, self.before_mlp = DepthAttention(sizes.dim), DepthAttention(sizes.dim)
+        self.attention, self.mlp = Attention(sizes), Mlp(sizes)
+
+    def forward(self, x: Tensor) -> Generator[stash | pop, Tensor, Tensor]:
+        """The sum within a block so far, (N, T, dim), or the output of the block before -> the sum within the block."""
+        earlier = []
+        for name in self.reads:
+            earlier.append((yield pop(name)))  # noqa: PERF401 - a generator
+        begins = len(self.gives) > len(self.reads)
+        for name, value in zip(self.gives, [*earlier, x][: len(self.gives)], strict=True):
+            yield stash(name, value)
+        added = self.attention(self.before_attention([*earlier, x]))
+        earlier, x = ([*earlier, x], added) if begins else (earlier, x + added)
+        out: Tensor = x + self.mlp(self.before_mlp([*earlier, x]))
+        return out
+
+
+class DepthHead(nn.Module):
+    """Logits of the next token, from all depths.
+
+    Args:
+        sizes: of the model.
+        reads: as in :class:`Layer`.
+    """
+
+    def __init__(self, sizes: Sizes, reads: Sequence[str]) -> None:
+        super().__init__()
+        self.reads = tuple(reads)
+        self.mix, self.head = DepthAttention(sizes.dim), Head(sizes)
+
+    def forward(self, x: Tensor) -> Generator[pop, Tensor, Tensor]:
+        """(N, T, dim) -> (N, T, vocabulary)."""
+        earlier = []
+        for name in self.reads:
+            earlier.append((yield pop(name)))  # noqa: PERF401 - a generator
+        logits: Tensor = self.head(self.mix([*earlier, x]))
+        return logits
+
+
+def attention_residuals(sizes: Sizes, block: int) -> nn.Sequential:
+    """The model with fresh weights: L + 2 layers.
+
+    Args:
+        sizes: of the model; its ``blocks`` are the transformer layers.
+        block: transformer layers in each block over whose outputs depth is mixed.
+    """
+    # What layer number `place` reads; it hands all on to the next one.
+    reads = [[f"b{k}at{place}" for k in range(ceil(place / block))] for place in range(sizes.blocks + 1)]
+    layers = [skippable(stash=gives, pop=own)(Layer)(sizes, own, gives) for own, gives in pairwise(reads)]
+    last = reads[-1]
+    head = skippable(pop=last)(DepthHead)(sizes, last)
+    return chained(nn.Embedding(sizes.vocabulary, sizes.dim), layers, head)
