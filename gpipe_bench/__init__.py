@@ -14,6 +14,7 @@
 GPipe                      a pipeline over an ``nn.Sequential``: you give the layers per partition and the devices
 Pipe                       a pipeline over layers that you have put on their devices, with several inputs
 Components                 which components of the engine are on
+MicroBatches               ready-made micro-batches, in the place of a batch that the pipeline would cut
 NoChunk, WithDevice, PipeSequential, LocalValue, partition_model, renamed_state_dict
                            what else ``torch.distributed.pipeline.sync`` offered, see ``docs/migration.md``
 is_checkpointing()         whether this thread runs a layer that will be recomputed
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gpipe_bench.autograd.sequential import PipeSequential
     from gpipe_bench.engine.context import is_checkpointing, is_recomputing
     from gpipe_bench.engine.gpipe import GPipe
+    from gpipe_bench.engine.microbatches import MicroBatches
     from gpipe_bench.engine.old_state import renamed_state_dict
     from gpipe_bench.engine.pipe import LocalValue, NoChunk, Pipe
     from gpipe_bench.engine.placed import WithDevice, partition_model
@@ -49,6 +51,7 @@ __all__ = [
     "GPipe",
     "GpipeBenchError",
     "LocalValue",
+    "MicroBatches",
     "NoChunk",
     "Pipe",
     "PipeSequential",
@@ -65,6 +68,7 @@ __version__ = "0.2.0"
 _LAZY = {
     "GPipe": "gpipe_bench.engine.gpipe",
     "LocalValue": "gpipe_bench.engine.pipe",
+    "MicroBatches": "gpipe_bench.engine.microbatches",
     "NoChunk": "gpipe_bench.engine.pipe",
     "Pipe": "gpipe_bench.engine.pipe",
     "PipeSequential": "gpipe_bench.autograd.sequential",

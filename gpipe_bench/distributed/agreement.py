@@ -24,6 +24,8 @@ class Begin(NamedTuple):
     """Of the micro-batches."""
     seed: bytes = b""
     """Of the random numbers of all tasks."""
+    chunks: int | None = None
+    """How many micro-batches there are at most; None if they are ready-made."""
 
     def agree(self, settings: Mapping[str, Any], ranks: tuple[int, int]) -> None:
         """Check settings against those of another process.

@@ -21,7 +21,8 @@ from gpipe_bench.distributed.norms import clip, norms_of, total_norm
 from gpipe_bench.engine.arguments import checked_module, named_device
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
 from gpipe_bench.engine.goal import Goal, Reduction
-from gpipe_bench.engine.gpipe import check_input, gather, scatter
+from gpipe_bench.engine.gpipe import cut_input, gather
+from gpipe_bench.engine.microbatches import Cut, in_list
 from gpipe_bench.engine.module import PartitionedModule
 from gpipe_bench.engine.pipeline import Batch, Pipeline
 from gpipe_bench.engine.randomness import seeded, state_digest
@@ -255,17 +256,18 @@ class Pipe(PartitionedModule):
             raise ValueError("layers of a distributed pipeline must stay, got others; make a new pipeline of them")
         settings: dict[str, Any] = {"the call": call}
         if self.rank == self._pipeline.ranks[0]:
-            check_input(value, self._device)
-            microbatches, sizes = scatter(value, self.chunks)
-            shapes = [[getattr(each, "shape", None) for each in microbatch.values] for microbatch in microbatches]
-            settings |= self._settings(len(sizes))
-            begin = self._agreed(exchange, settings, fingerprint((settings, shapes)), sizes, state_digest())
+            cut = cut_input(value, self.chunks, self._device)
+            shapes = [[getattr(each, "shape", None) for each in microbatch.values] for microbatch in cut.microbatches]
+            settings |= self._settings(len(cut.sizes))
+            kind = fingerprint((settings, shapes))
+            begin = self._agreed(exchange, settings, kind, cut.sizes, state_digest(), cut.chunks)
         else:
-            microbatches = []
             begin = self._agreed(exchange, settings)
             self._agree(begin, self._settings(len(begin.sizes)))
-        put_together = gather if self.rank == self._pipeline.ranks[-1] else _nothing
-        return self._pipeline.batch(self, microbatches, begin.sizes, put_together), begin
+            cut = Cut([], begin.sizes, begin.chunks, in_list if begin.chunks is None else gather)
+        if self.rank != self._pipeline.ranks[-1]:
+            cut.gather = _nothing
+        return self._pipeline.batch(self, cut), begin
 
     def _agreed(self, exchange: Exchange, settings: dict[str, Any], *batch: Any) -> Begin:
         """What the first process says; it must have these settings, too. The first process has ``batch``."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gpipe_bench.engine.microbatches import MicroBatches, agreed_count, count_of
 from gpipe_bench.errors import ReductionWarning
 from gpipe_bench.skip.trees import tree_flatten, tree_leaves, tree_unflatten
 
@@ -63,19 +64,24 @@ class Goal(NamedTuple):
     return_output: bool = False
     reduction: Reduction = None
 
-    def split(self, chunks: int, sizes: Sequence[int]) -> list[Any]:
-        """The target of each micro-batch."""
+    def split(self, chunks: int | None, sizes: Sequence[int]) -> list[Any]:
+        """The target of each micro-batch; ``chunks`` is None if they are ready-made."""
         if not callable(self.loss):
             raise TypeError(
                 f"loss must be a function of (output, target), got {self.loss!r:.60}; pass one, such as mse_loss"
             )
-        return split_targets(self.target, chunks, sizes)
+        if chunks is None and self.target is None:
+            return [None] * len(sizes)
+        agreed_count({"the input": len(sizes) if chunks is None else None, "the target": count_of(self.target)})
+        return self.target.values if chunks is None else split_targets(self.target, chunks, sizes)
 
-    def shared(self, chunks: int, sizes: Sequence[int], *, learning: bool) -> tuple[Any, list[Any], Sequence[float]]:
+    def shared(
+        self, chunks: int | None, sizes: Sequence[int], *, learning: bool
+    ) -> tuple[Any, list[Any], Sequence[float]]:
         """The loss to compute for each micro-batch, the targets of these, and by what each result is multiplied."""
         targets = self.split(chunks, sizes)
         if learning:
-            check_target(self.target)
+            check_target(targets if chunks is None else self.target)
         loss, shares = reduced(self.loss, self.reduction, self.target, targets, sizes)
         return loss, targets, shares
 
@@ -173,12 +179,13 @@ def reduced(
         _check_known(settings, reduction)
         reduction = settings["reduction"]
     # Class indices, not the probability of each class.
-    are_labels = isinstance(target, Tensor) and not target.is_floating_point()
+    are_labels = all(isinstance(each, Tensor) and not each.is_floating_point() for each in targets)
     call, shares = loss, [1.0] * count
     if count > 1 and callable(reduction):
         shares = _weighted(reduction, targets)
     elif count > 1 and settings and settings["over_labels"] and reduction == "mean" and are_labels:
-        call = _over_labels(loss, settings, target)
+        labels = torch.cat([each.flatten() for each in targets]) if isinstance(target, MicroBatches) else target
+        call = _over_labels(loss, settings, labels)
     elif count > 1 and reduction != "sum":
         if reduction is None:
             _warn(loss)

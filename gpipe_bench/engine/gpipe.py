@@ -21,6 +21,7 @@ from gpipe_bench.engine.arguments import (
     split_layers,
 )
 from gpipe_bench.engine.goal import Goal, Reduction
+from gpipe_bench.engine.microbatches import Cut, MicroBatches, ready_made
 from gpipe_bench.engine.module import Device, PartitionedModule
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.pipeline import Executor, Pipeline
@@ -126,11 +127,11 @@ class GPipe(PartitionedModule):
 
         Args:
             input: a tensor of shape (batch size, ...), or a tuple of such tensors, on ``devices[0]``. The first layer
-                gets a tuple as one argument.
+                gets a tuple as one argument. Or :class:`gpipe_bench.MicroBatches` of tensors or tuples.
 
         Returns:
             What the last layer gives, on ``devices[-1]``: a tensor, or a tuple, list or dict of tensors. The results
-            of the micro-batches are concatenated along dimension 0.
+            of the micro-batches are concatenated along dimension 0; those of ready-made ones come in a list.
 
         Raises:
             TypeError: ``input``, or what the last layer gives, holds something else than tensors.
@@ -138,11 +139,11 @@ class GPipe(PartitionedModule):
                 what the last layer gives has no batch dimension, or other shapes for other micro-batches.
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
-        microbatches, sizes = self._scattered(input)
+        cut = self._cut(input)
         if not self.partitions:
-            return input
+            return input.values if isinstance(input, MicroBatches) else input
         pipeline = self._pipeline
-        return pipeline.executor.forward(pipeline.batch(self, microbatches, sizes, gather))
+        return pipeline.executor.forward(pipeline.batch(self, cut))
 
     def step(
         self,
@@ -161,12 +162,13 @@ class GPipe(PartitionedModule):
         Args:
             input: as for :meth:`forward`.
             target: a tensor of shape (batch size, ...) on ``devices[-1]``, a list with an item per sample, or a tuple
-                or dict of these. Parts of it may be None.
-            loss: gives one number from (output, target). The paper's executor calls it once, with the whole batch; a
-                schedule calls it with each micro-batch.
+                or dict of these. Parts of it may be None. For ready-made micro-batches None, or
+                :class:`gpipe_bench.MicroBatches` of what ``loss`` takes.
+            loss: gives one number from (output, target). The paper's executor calls it once, with the whole batch,
+                unless its micro-batches are ready-made; a schedule calls it with each micro-batch.
             return_output: whether to return the output, too.
-            reduction: how ``loss`` reduces a batch, so that a schedule gives the loss and gradients of the whole
-                batch. ``mean``: over samples; micro-batches are weighted by their sizes. ``sum``: their losses are
+            reduction: how ``loss`` reduces a batch, so that losses of micro-batches give the loss and gradients of the
+                whole batch. ``mean``: over samples; micro-batches are weighted by their sizes. ``sum``: losses are
                 added. A function: gives the weight of a micro-batch in the mean from its target, a number, as in
                 ``lambda target: int((target != 0).sum())``; micro-batches of weight 0 are left out. Default: known
                 for the losses of ``torch.nn`` and ``torch.nn.functional``; any other loss counts as ``mean``, and a
@@ -183,25 +185,36 @@ class GPipe(PartitionedModule):
             Exception: a layer or ``loss`` raised it. Gradients of the micro-batches before may have been added by
                 then: call ``pipe.zero_grad()`` before the next batch.
         """
-        microbatches, sizes = self._scattered(input)
-        goal = Goal(target, loss, return_output, reduction)
-        return self._pipeline.step(self, microbatches, sizes, goal, gather)
+        return self._pipeline.step(self, self._cut(input), Goal(target, loss, return_output, reduction))
 
-    def _scattered(self, value: Any) -> tuple[list[MicroBatch], list[int]]:
-        """The micro-batches of a batch, and how many samples each has."""
+    def _cut(self, value: Any) -> Cut:
         self.follow_replacements()
-        check_input(value, self.devices[0] if self.devices else None)
-        return scatter(value, self.chunks)
+        return cut_input(value, self.chunks, self.devices[0] if self.devices else None)
 
 
-def check_input(value: Any, device: torch.device | None) -> None:
-    """Check what a caller hands to the pipeline; without a partition any device is right."""
+def cut_input(value: Any, chunks: int, device: torch.device | None) -> Cut:
+    """The micro-batches of what a caller hands to the pipeline; without a partition any device is right."""
+    if isinstance(value, MicroBatches):
+        for each in value.values:
+            _tensors_of(each)
+        return ready_made(value.values, device)
+    check_input(value, device)
+    return Cut(*scatter(value, chunks), chunks, gather)
+
+
+def _tensors_of(value: Any) -> Sequence[Tensor]:
     values = value if isinstance(value, tuple) else (value,)
     foreign = [type(item).__name__ for item in values if not isinstance(item, Tensor)]
     if foreign or not values:
         got = f"a tuple with {', '.join(foreign)}" if isinstance(value, tuple) and foreign else type(value).__name__
         got = "an empty tuple" if not values else got
         raise TypeError(f"input must be a tensor or a tuple of tensors, got {got}; pass only tensors")
+    return values
+
+
+def check_input(value: Any, device: torch.device | None) -> None:
+    """Check a batch; without a partition any device is right."""
+    values = _tensors_of(value)
     if any(tensor.dim() == 0 for tensor in values):
         raise ValueError("input must have a batch dimension, got a tensor without dimensions; unsqueeze it")
     sizes = [tensor.size(0) for tensor in values]

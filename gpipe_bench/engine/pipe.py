@@ -20,6 +20,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.engine.arguments import checked_module, split_layers
 from gpipe_bench.engine.goal import Goal, Reduction
 from gpipe_bench.engine.gpipe import check_shapes, other_forms
+from gpipe_bench.engine.microbatches import Cut, MicroBatches, agreed_count, count_of, ready_made
 from gpipe_bench.engine.module import PartitionedModule
 from gpipe_bench.engine.paper.executor import PaperExecutor
 from gpipe_bench.engine.pipeline import Executor, Pipeline
@@ -163,12 +164,14 @@ class Pipe(PartitionedModule):
         Args:
             inputs: inputs of the first layer, at least one of them a tensor. Tensors of shape (batch size, ...) on
                 ``devices[0]`` are split along dimension 0. Every micro-batch gets everything else as it is, and the
-                whole tensor of a :class:`gpipe_bench.NoChunk`.
+                whole tensor of a :class:`gpipe_bench.NoChunk`. Or :class:`gpipe_bench.MicroBatches` of each tensor
+                that would be split.
             kwargs: keyword inputs of the first layer, treated alike.
 
         Returns:
-            What the last layer gives, in a :class:`LocalValue` on ``devices[-1]``. The tensors of the micro-batches
-            are concatenated along dimension 0, and scalar tensors are stacked. Other values come in a list with one
+            What the last layer gives, in a :class:`LocalValue` on ``devices[-1]``. Results of ready-made micro-batches
+            come in a list as they are. Else the tensors of the micro-batches are concatenated along dimension 0, and
+            scalar tensors are stacked. Other values come in a list with one
             item per micro-batch. If the layer gives a tuple, list or dict, this holds for each of its items.
 
         Raises:
@@ -177,11 +180,11 @@ class Pipe(PartitionedModule):
                 micro-batches.
             Exception: a layer raised it. It keeps its traceback, and the pipeline can go on with the next batch.
         """
-        microbatches, sizes = self._scattered(inputs, kwargs)
+        cut = self._cut(inputs, kwargs)
         if not self.partitions:
             return LocalValue(inputs[0] if len(inputs) == 1 else inputs)
         pipeline = self._pipeline
-        return LocalValue(pipeline.executor.forward(pipeline.batch(self, microbatches, sizes, gather_values)))
+        return LocalValue(pipeline.executor.forward(pipeline.batch(self, cut)))
 
     def step(
         self,
@@ -207,16 +210,35 @@ class Pipe(PartitionedModule):
             The loss, or (loss, output), see :meth:`gpipe_bench.GPipe.step`; the output is no :class:`LocalValue`.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        microbatches, sizes = self._scattered(given, kwargs)
-        goal = Goal(target, loss, return_output, reduction)
-        return self._pipeline.step(self, microbatches, sizes, goal, gather_values)
+        return self._pipeline.step(self, self._cut(given, kwargs), Goal(target, loss, return_output, reduction))
 
-    def _scattered(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[MicroBatch], list[int]]:
-        """The micro-batches of a batch, and how many samples each has."""
+    def _cut(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Cut:
         self.follow_replacements()
-        check_inputs(inputs, kwargs, self.devices[0] if self.devices else None)
+        device, chunks = self.devices[0] if self.devices else None, self.chunks
+        if (m := _ready_made(inputs, kwargs)) is not None:
+            rows = [
+                Arguments(tuple(_part(each, i) for each in inputs), {key: _part(kwargs[key], i) for key in kwargs})
+                for i in range(m)
+            ]
+            return ready_made(rows, device)
+        check_inputs(inputs, kwargs, device)
         first = next(value for value in (*inputs, *kwargs.values()) if isinstance(value, Tensor))
-        return scatter_arguments(inputs, kwargs, self.chunks), [piece.size(0) for piece in first.chunk(self.chunks)]
+        sizes = [piece.size(0) for piece in first.chunk(chunks)]
+        return Cut(scatter_arguments(inputs, kwargs, chunks), sizes, chunks, gather_values)
+
+
+def _ready_made(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """How many ready-made micro-batches the arguments hold; None if there are none."""
+    named = {**{str(number): value for number, value in enumerate(args)}, **kwargs}
+    cut = {name: value for name, value in named.items() if isinstance(value, Tensor | MicroBatches)}
+    return agreed_count({f"input {name}": count_of(value) for name, value in cut.items()})
+
+
+def _part(value: Any, i: int) -> Any:
+    """What micro-batch i, a ready-made one, gets of an argument."""
+    if isinstance(value, MicroBatches):
+        return value.values[i]
+    return value.tensor if isinstance(value, NoChunk) else value
 
 
 def _devices_of(balance: list[int], sizes: list[int], devices: list[torch.device]) -> list[torch.device]:

@@ -9,7 +9,7 @@ together and where layers are is up to the modules that hold a pipeline: :class:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.engine.batchnorm import deferring
 from gpipe_bench.engine.context import ExecutionContext, uncached_weights
 from gpipe_bench.engine.goal import Goal
+from gpipe_bench.engine.microbatches import Cut
 from gpipe_bench.engine.module import NOT_TRACED, PartitionedModule
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.partition import Partition, put_in_place
@@ -34,8 +35,6 @@ from gpipe_bench.engine.worker import Turns, this_thread
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.schedules.program import Plan
 from gpipe_bench.skip.namespace import SkipKey
-
-Gather = Callable[[list[MicroBatch]], MicroBatch]
 
 
 class Executor(Protocol):
@@ -87,27 +86,18 @@ class Pipeline:
             backward=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
         )
 
-    def batch(
-        self, module: PartitionedModule, microbatches: list[MicroBatch], sizes: Sequence[int], gather: Gather
-    ) -> Batch:
-        """A batch of micro-batches of these sizes, ready for the executor; see :class:`Batch`."""
-        plan = self.plan(module, len(sizes))
-        return Batch(module, self._in_place[1], self._seen, plan, microbatches, sizes, gather)
+    def batch(self, module: PartitionedModule, cut: Cut) -> Batch:
+        """A batch, ready for the executor."""
+        plan = self.plan(module, len(cut.sizes))
+        return Batch(module, self._in_place[1], self._seen, plan, cut)
 
-    def step(
-        self,
-        module: PartitionedModule,
-        microbatches: list[MicroBatch],
-        sizes: Sequence[int],
-        goal: Goal,
-        gather: Gather,
-    ) -> Any:
-        """A training step: the loss of the batch, and its output if asked for. Empties ``microbatches``."""
+    def step(self, module: PartitionedModule, cut: Cut, goal: Goal) -> Any:
+        """A training step: the loss of the batch, and its output if asked for. Empties the micro-batches."""
         if not module.partitions:
             raise ValueError("pipe must have a layer to train, got an empty nn.Sequential; add layers")
         if torch.is_grad_enabled() and (replica := active_replica()) is not None:
             check_no_replica(replica, module)
-        loss, output = self.executor.step(self.batch(module, microbatches, sizes, gather), goal)
+        loss, output = self.executor.step(self.batch(module, cut), goal)
         return (loss, output) if goal.return_output else loss
 
 
@@ -132,26 +122,17 @@ class Batch:
         partitions: in place.
         seen: of these layers.
         plan: what the batch is to do.
-        microbatches: the batch, if its first partition is in this process. An executor empties the list.
-        sizes: of all micro-batches.
-        gather: puts the results of micro-batches together.
+        cut: its micro-batches, whose fields are attributes of the batch, too.
 
     Attributes:
         streams: for each partition its device, its compute stream, and the caller's stream on the device.
     """
 
-    def __init__(  # noqa: PLR0917 - one caller, which gives them all
-        self,
-        module: PartitionedModule,
-        partitions: list[Partition],
-        seen: SeenLayers,
-        plan: Plan[SkipKey],
-        microbatches: list[MicroBatch],
-        sizes: Sequence[int],
-        gather: Gather,
+    def __init__(
+        self, module: PartitionedModule, partitions: list[Partition], seen: SeenLayers, plan: Plan[SkipKey], cut: Cut
     ) -> None:
         self.module, self.partitions, self.plan, self._seen = module, partitions, plan, seen
-        self.microbatches, self.sizes, self.gather = microbatches, sizes, gather
+        self.microbatches, self.sizes, self.chunks, self.gather = cut.microbatches, cut.sizes, cut.chunks, cut.gather
         self.streams: list[tuple[torch.device, Stream, Stream]] = []
         for each in partitions:
             callers = current_stream(each.device)

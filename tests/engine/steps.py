@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench import GPipe
-from gpipe_bench.schedules import SCHEDULES
+from gpipe_bench.schedules import SCHEDULES, named_schedule
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from tests.engine.support import Outcome, trained
 
@@ -72,3 +72,11 @@ def samples(rows: int, *shape: int, requires_grad: bool = True) -> Tensor:
 def targets(rows: int) -> Tensor:
     """A number for each sample."""
     return torch.linspace(-1, 1, rows, dtype=torch.float64)
+
+
+def backward_orders(schedule: Any, m: int, n: int) -> list[list[int]]:
+    """For each partition the micro-batches in the order in which they add to the gradients of its weights."""
+    if schedule is None:
+        return [[*range(m)][::-1]] * n
+    actions = [*named_schedule(schedule, m, n, n // 2 if schedule in DOUBLE else n)]
+    return [[i for kind, i, place in actions if kind in "BW" and place == j] for j in range(n)]

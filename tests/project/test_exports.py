@@ -14,6 +14,7 @@ EXPORTS = {
         "GPipe",
         "GpipeBenchError",
         "LocalValue",
+        "MicroBatches",
         "NoChunk",
         "Pipe",
         "PipeSequential",

@@ -59,10 +59,16 @@ class PaperExecutor:
         return MicroBatch(behind(Guard, output.values, own), output.structure).unwrap()
 
     def step(self, batch: Batch, goal: Goal) -> tuple[Tensor, Any]:
-        """Compute one loss of the whole batch, and run backward from there."""
-        goal.split(batch.module.chunks, batch.sizes)
-        output = self.forward(batch)
-        loss = check_loss(goal.loss(output, goal.target))
+        """Compute one loss of the whole batch, or of ready-made micro-batches, and run backward from there."""
+        if batch.chunks is None:
+            criterion, targets, shares = goal.shared(None, batch.sizes, learning=False)
+            output = self.forward(batch)
+            triples = [triple for triple in zip(output, targets, shares, strict=True) if triple[-1]]
+            loss = torch.stack([check_loss(criterion(each, target)) * share for each, target, share in triples]).sum()
+        else:
+            goal.split(batch.chunks, batch.sizes)
+            output = self.forward(batch)
+            loss = check_loss(goal.loss(output, goal.target))
         if loss.requires_grad:
             torch.autograd.backward(loss)
         return loss.detach(), tree_map_only(Tensor, Tensor.detach, output)

@@ -95,7 +95,7 @@ class RuntimeExecutor:
             mailboxes: how values travel; default: within this process.
         """
         plan, lists, mailboxes = batch.plan, self.lists(batch.plan), mailboxes or Mailboxes()
-        shared: Any = goal.shared(batch.module.chunks, batch.sizes, learning=plan.backward) if goal else (None, [], ())
+        shared: Any = goal.shared(batch.chunks, batch.sizes, learning=plan.backward) if goal else (None, [], ())
         loss, targets, shares = shared
         keeps = goal is not None and goal.return_output
         entering = [value for microbatch in batch.microbatches for value in microbatch.values]
