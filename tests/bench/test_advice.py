@@ -231,7 +231,7 @@ def test_alternatives_are_the_best_of_their_kind_and_no_faster(advice):
 
 def test_less_memory_gives_other_advice_or_none(advice):
     most = max(record["peak_reserved_gib"] for record in advice.best.devices)
-    tight = advise(AdviceRequest.model_validate({**SMALL, "memory_limit_gib": most * 0.7}))
+    tight = advise(AdviceRequest.model_validate({**ALONE, "memory_limit_gib": most * 0.7}))
     fullest = [max(d["peak_reserved_gib"] for d in r.devices) for r in tight.results if r.row.status == "ok"]
     assert all(gib <= most * 0.7 for gib in fullest)
     assert tight.best is None or tight.best.row.throughput_samples_per_s <= advice.best.row.throughput_samples_per_s
@@ -239,7 +239,7 @@ def test_less_memory_gives_other_advice_or_none(advice):
 
 def test_a_limit_above_the_device_is_that_of_the_device(tmp_path):
     profile = yaml.safe_load((PROFILES / "p40.yaml").read_text())
-    advice = advise(AdviceRequest.model_validate({**SMALL, "devices": 1, "memory_limit_gib": 1e6}))
+    advice = advise(AdviceRequest.model_validate({**ALONE, "devices": 1, "memory_limit_gib": 1e6}))
     assert advice.limit_gib == pytest.approx(profile["memory_gib"] - profile["context_gib"])
 
 
@@ -251,7 +251,7 @@ def test_wrong_requests_are_named_at_once():
 
 
 def test_the_command_prints_the_recommendation_and_writes_table_and_figure(tmp_path, capsys):
-    words = ["--model-args", SMALL["model_args"], "--devices", "2", "--batch-size", "4"]
+    words = ["--model-args", SMALL["model_args"], "--devices", "2", "--batch-size", "4", "--schedules", "1f1b"]
     files = ["--rows", str(tmp_path / "advice.csv"), "--figure", str(tmp_path / "advice")]
     with pytest.raises(SystemExit) as ended:
         main(["advise", *words, *files])
@@ -272,9 +272,9 @@ def test_a_recommendation_that_is_bound_by_the_host_says_so(capsys):
 
 
 def test_nothing_fits_is_exit_status_1(capsys):
-    words = ["--model-args", SMALL["model_args"], "--devices", "1", "--batch-size", "2", "--memory-limit-gib", "1e-9"]
+    words = ["--model-args", SMALL["model_args"], "--devices", "1", "--batch-size", "2", "--schedules", "none"]
     with pytest.raises(SystemExit) as ended:
-        main(["advise", *words])
+        main(["advise", *words, "--memory-limit-gib", "1e-9"])
     assert ended.value.code == 1
     assert "nothing fits the memory" in capsys.readouterr().out
 

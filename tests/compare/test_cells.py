@@ -50,7 +50,7 @@ def test_p_values_of_several_cells_are_adjusted():
 
 def test_where_nothing_differs_one_family_in_twenty_says_so_at_most():
     rng = np.random.default_rng(20200421)
-    names, draws = [components.label for components in Components.factorial()][:16], 100
+    names, draws = [components.label for components in Components.factorial()][:16], 40
 
     def drawn():
         return [row for name in names for row in rows(name, *rng.lognormal(sigma=0.04, size=6))]

@@ -34,6 +34,7 @@ from gpipe_bench.schedules import SCHEDULES, Action, Durations, named_schedule, 
 from gpipe_bench.schedules.actions import in_pairs
 from gpipe_bench.schedules.table import partition_count
 from gpipe_bench.simulator import simulate
+from tests.cover import EVERY_CASE
 from tests.project.pages import PAGES, blocks
 from tests.schedules.torch_trace import FOLDER, MS, NAMES, ONE_STAGE, SPLIT, UNEVEN
 
@@ -305,12 +306,13 @@ def test_a_rank_twice_is_refused(tmp_path):
 @pytest.mark.parametrize(("name", "p"), REAL)
 def test_a_range_without_duration_is_named_where_it_is_of_the_last_step(tmp_path, name, p, kind):
     traces = real(name, p)["traces"]
-    rank = random.Random(f"{name}{p}{kind}").randrange(p)
+    draw = random.Random(f"{name}{p}{kind}")
+    rank = draw.randrange(p)
     rows = sorted((row for row in traces[rank]["traceEvents"] if row["cat"] != "cpu_op"), key=lambda row: row["ts"])
     passes = [row for row in rows if not any(word in row["name"] for word in ("RECV", "SEND", "REDUCE", "SHARD"))]
     whole = read_step(files(tmp_path, traces))
     of_name = {row["name"]: [one for one in passes if one["name"] == row["name"]] for row in passes}
-    for first, *_, last in of_name.values():
+    for first, *_, last in of_name.values() if EVERY_CASE else draw.sample([*of_name.values()], 3):
         length = first.pop("dur")
         assert read_step(files(tmp_path, traces)) == whole
         first["dur"], length = length, last.pop("dur")
