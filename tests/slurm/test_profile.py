@@ -22,35 +22,34 @@ SWEEP = {
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """The dry run of a sweep over one, two and four of the GPUs that a job may have."""
+    """The dry run of a sweep over one, two and four of the GPUs that a job may have, and of processes on two hosts."""
     place = checkout(tmp_path_factory.mktemp("profile"))
     sweep = {**SWEEP, "balance": [17, "8-9", "4-4-4-5"]}
-    config = {"device": "cuda", "device_count": 4, "experiments": {"sweep_measured": {"gpu": None, "mine": sweep}}}
+    spread = {**SWEEP, "balance": "8-9", "schedule": "1f1b", "processes": 2, "hosts": 2}
+    experiments = {
+        "sweep_measured": {"gpu": None, "mine": sweep},
+        "sweep_processes": {"measured": None, "mine": spread},
+    }
+    config = {"device": "cuda", "device_count": 4, "experiments": experiments}
     (place / "slurm.yaml").write_text(yaml.safe_dump(config))
     options = ("--workflow-profile", "profiles/slurm", "--configfile", "slurm.yaml", "--dry-run")
-    done = snakemake_in(place)(*options, "--", "results/sweep_measured.csv")
+    done = snakemake_in(place)(*options, "--", *(f"results/{name}.csv" for name in experiments))
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
 def test_every_cell_asks_for_the_gpus_that_it_needs(plan):
     cells = re.findall(r"wildcards: cell=\S*-n(\d)-\S*\n.*?gpu=(\d)", plan, re.DOTALL)
-    assert sorted(cells) == [("1", "1"), ("2", "2"), ("4", "4")]
+    assert sorted(cells) == [("1", "1"), ("2", "2"), ("2", "2"), ("4", "4")]
 
 
-def test_a_cell_asks_for_the_nodes_that_its_processes_are_on(tmp_path):
-    place = checkout(tmp_path)
-    spread = {**SWEEP, "balance": "8-9", "schedule": "1f1b", "processes": 2, "hosts": 2}
-    config = {"device": "cpu", "experiments": {"sweep_processes": {"measured": None, "mine": spread}}}
-    (place / "slurm.yaml").write_text(yaml.safe_dump(config))
-    options = ("--workflow-profile", "profiles/slurm", "--configfile", "slurm.yaml", "--dry-run")
-    done = snakemake_in(place)(*options, "--", "results/sweep_processes.csv")
-    assert re.findall(r"wildcards: cell=\S*-p(\d)-\S*\n.*?nodes=(\d)", done.stdout, re.DOTALL) == [("2", "2")]
+def test_a_cell_asks_for_the_nodes_that_its_processes_are_on(plan):
+    assert re.findall(r"wildcards: cell=\S*-p(\d)-\S*\n.*?nodes=(\d)", plan, re.DOTALL) == [("2", "2")]
 
 
 def test_every_measured_cell_has_its_node_for_itself(plan):
     jobs = [block for block in plan.split("rule ") if block.startswith("run_cell")]
-    assert len(jobs) == 3
+    assert len(jobs) == 4
     assert all("slurm_extra=--exclusive" in job for job in jobs)
 
 

@@ -33,14 +33,6 @@ def test_all_problems_are_named_at_once(place, snakemake):
     assert made(place) == []
 
 
-def test_a_configuration_of_the_old_form_gets_one_error(place, snakemake):
-    (place / "old.yaml").write_text("sweep: {simulated: {mine: {model: vit}}}")
-    done = snakemake("sweep", "--configfile", "old.yaml")
-    assert done.returncode == 2
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("error: "))
-    assert "old.yaml: experiments must be below the key experiments, as blocks" in line
-
-
 def test_a_wrong_setting_of_the_command_line_is_named(place, snakemake):
     done = snakemake("ablation", "--config", "device=tpu")
     assert done.returncode == 2

@@ -201,6 +201,7 @@ def test_make_ends_with_the_table_when_nothing_is_to_be_done_too(run):
         assert word in done.stdout
 
 
+@pytest.mark.slow  # Snakemake runs the same jobs above
 def test_make_runs_jobs_in_a_new_checkout(tmp_path):
     place = checkout(tmp_path)
     done = make(place, "--configfile", "tiny.yaml", "--until", "simulate")
