@@ -69,9 +69,10 @@ class Experts(nn.Module):
         weights = weights / weights.sum(-1, keepdim=True)
 
         # First choices come before second ones, and early tokens before late ones.
-        sent = functional.one_hot(choices.transpose(1, 2).flatten(1), experts)
+        choices = choices.transpose(1, 2).flatten(1)
+        sent = choices.unsqueeze(-1) == torch.arange(experts, device=x.device)
         place = (sent.cumsum(1) * sent).sum(-1) - 1
-        slot = choices.transpose(1, 2).flatten(1) * capacity + place
+        slot = choices * capacity + place
         slot = torch.where(place < capacity, slot, experts * capacity)
 
         # One slot more, whose tokens no expert sees.

@@ -18,6 +18,7 @@ from gpipe_bench.models.table import MODELS
 __all__ = ["SMALL", "step"]
 
 DEVICE = "virtual:1"
+_DECODER = {"L": 2, "D": 8, "heads": 2, "kv": 1, "hidden": 12, "vocabulary": 11, "context": 6}
 SMALL: dict[str, dict[str, Any]] = {
     "unet": {"depth": 2, "B": 1, "C": 4, "size": 16},
     "amoebanet-d": {"L": 3, "D": 8, "size": 64, "classes": 5},
@@ -26,6 +27,9 @@ SMALL: dict[str, dict[str, Any]] = {
         name: {"L": 2, "D": 8, "heads": 2, "vocabulary": 11, "context": 6}
         for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
     },
+    **dict.fromkeys(("decoder", "hyper-connections", "experts", "multi-token"), _DECODER),
+    "attention-residuals": {**_DECODER, "block": 1},
+    "captions": {**_DECODER, "V": 1, "width": 8, "vheads": 2, "size": 8, "patch": 4},
     # Of the models of libraries, one with convolutions and one with attention.
     "torchvision/resnet18": {"size": 64, "classes": 5},
     "timm/vit_tiny_patch16_224": {"classes": 5},
@@ -41,7 +45,8 @@ def step(name: str) -> dict[str, Any]:
     with recording() as trace:
         output = model(x)
         spec.loss(output, target).backward()
-    given = [output, *(parameter.grad for parameter in model.parameters())]
+    outputs = output if isinstance(output, tuple) else (output,)
+    given = [*outputs, *(parameter.grad for parameter in model.parameters())]
     return {
         "kernels": [record.name for record in trace.of("kernel")],
         "allocations": [record.nbytes for record in trace.of("alloc")],
