@@ -152,7 +152,7 @@ def _emulate_script(
     from gpipe_bench.emulator.build import require_virtual_devices
     from gpipe_bench.machine.hardware import HardwareMachine
     from gpipe_bench.machine.profile import load_profile
-    from gpipe_bench.step.result import guess_words
+    from gpipe_bench.step.result import busy_ns, guess_words
 
     if trace is not None:
         if trace.exists() and script.exists() and trace.samefile(script):
@@ -179,8 +179,8 @@ def _emulate_script(
         leave(1)
     output().print(_title(settings, hardware, devices), style="bold")
     _print(run, devices, races=races)
-    host_ns = HardwareMachine(hardware).host_ns(run.replayed.sums("launches")) + run.replayed.updating_ns()
-    if settings.host_time and host_ns > max(run.replayed.sums("duration_ns").values(), default=0):
+    host_ns, kernels_ns = busy_ns(run.replayed.trace, HardwareMachine(hardware))
+    if settings.host_time and host_ns > kernels_ns:
         typer.echo(HOST_BOUND)
         if settings.launch_us is None and not hardware.has_own_host:
             typer.echo(guess_words(hardware.host_us))

@@ -26,7 +26,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
-from gpipe_bench.emulator.observer import Span, TaskRows, name_tasks
+from gpipe_bench.emulator.observer import IssuedTask, TaskRows, name_tasks
 from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.emulator.training import Training, Work, work_of
@@ -36,7 +36,7 @@ from gpipe_bench.machine.replay import DeviceMemory, Replay, Replayed, TaskTimes
 from gpipe_bench.machine.trace import KINDS, Trace
 from gpipe_bench.schedules import Schedule
 from gpipe_bench.step.request import MOST_EMULATED_DEVICES, Model, Request, ScheduleLike, microbatch_sizes
-from gpipe_bench.step.result import GIB, Step, device_uses, gib_texts, pipeline_facts
+from gpipe_bench.step.result import GIB, Step, busy_ns, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.step.timeline import Timeline
 from gpipe_bench.util.collection import no_collection
 
@@ -124,7 +124,7 @@ def _emulated(request: Request) -> Step:
     prepare(hardware)
     places = [virtual_devices()[number] for number in numbers]
     work = work_of(request)
-    trace, spans = _trained(work, request, places)
+    trace, issued = _trained(work, request, places)
     m = len(microbatch_sizes(request.batch_size, request.chunks))
     facts = _facts(work, request, hardware, places)
     guess = request.guessed_launch_us
@@ -136,9 +136,9 @@ def _emulated(request: Request) -> Step:
     if replayed.shortage:
         return _out_of_memory(base, replayed.memory, replayed.shortage)
     launching = machine if request.host_time else None
-    name_tasks(spans, replayed)
+    name_tasks(issued, replayed)
     homes = tuple(numbers[home] for home in request.homes)
-    each = tuple(_steps(base, replayed, run.tasks(), spans, homes=homes, host=launching))
+    each = tuple(_steps(base, replayed, run.tasks(), issued, homes=homes, host=launching))
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
     return replace(typical, each=each, replay=run if request.keep_trace else None)
@@ -160,7 +160,7 @@ def _numbers(devices: Sequence[int], homes: Sequence[int]) -> list[int]:
     return numbers
 
 
-def _trained(work: Work, request: Request, places: Sequence[torch.device]) -> tuple[Trace, list[Span]]:
+def _trained(work: Work, request: Request, places: Sequence[torch.device]) -> tuple[Trace, list[IssuedTask]]:
     """The trace and the tasks; if a device is full, those of devices without limit, which show what they need."""
     try:
         return _run(work, request, places)
@@ -174,19 +174,20 @@ def _trained(work: Work, request: Request, places: Sequence[torch.device]) -> tu
 
 # Storages then die by their reference counts alone, at the same rows in every run.
 @no_collection()
-def _run(work: Work, request: Request, places: Sequence[torch.device]) -> tuple[Trace, list[Span]]:
+def _run(work: Work, request: Request, places: Sequence[torch.device]) -> tuple[Trace, list[IssuedTask]]:
     """Train some steps, each ended by a mark; returns the trace and the engine's tasks."""
     gc.collect()
     tasks = TaskRows()
     with recording() as trace, seen(), updates_priced():
         training = Training(work, request, places)
         with training.pipe.observe(tasks):
-            for _ in range(request.steps or 2):
+            assert request.steps is not None  # noqa: S101 - as checked
+            for _ in range(request.steps):
                 _step(training)
                 for place in () if request.steps_overlap else places:
                     torch.accelerator.synchronize(place)
                 mark()
-    return trace, tasks.spans
+    return trace, tasks.tasks
 
 
 def _step(training: Training) -> None:
@@ -224,7 +225,7 @@ def _steps(
     base: Step,
     replayed: Replayed,
     times: TaskTimes,
-    spans: Sequence[Span],
+    issued: Sequence[IssuedTask],
     *,
     homes: Sequence[int],
     host: HardwareMachine | None,
@@ -233,9 +234,10 @@ def _steps(
     marks = [place for place, row in enumerate(replayed.trace.rows) if row.kind == _MARK]
     found = []
     for (before, after), (first, last) in zip(pairwise(replayed.marks), pairwise(marks), strict=True):
-        own = [place for place, span in enumerate(spans) if first <= span.first < last]
+        own = [place for place, task in enumerate(issued) if first <= task.first < last]
         events, length_ns = Timeline(replayed.trace.tasks, times, own, before), after - before
         length_us = length_ns / 1e3
+        launching_ns, kernels_ns = busy_ns(replayed.trace, host, first, last) if host else (0, 0)
         step = replace(
             base,
             throughput_samples_per_s=base.settings["batch_size"] / length_us * 1e6,
@@ -243,17 +245,13 @@ def _steps(
             devices=device_uses(replayed.memory, events, length_ns, homes),
             memory=replayed.memory,
             events=events,
-            host_fraction=_host_ns(replayed, host, first, last) / length_ns if host else None,
-            kernel_fraction=max(replayed.sums("duration_ns", first, last).values()) / length_ns if host else None,
+            host_fraction=launching_ns / length_ns if host else None,
+            kernel_fraction=kernels_ns / length_ns if host else None,
             peak_allocated_gib=sum(device.peak_allocated for device in replayed.memory) / GIB,
             peak_reserved_gib=sum(device.peak_reserved for device in replayed.memory) / GIB,
         )
         found.append(replace(step, each=(step,)))
     return found
-
-
-def _host_ns(replayed: Replayed, host: HardwareMachine, first: int, last: int) -> int:
-    return host.host_ns(replayed.sums("launches", first, last)) + replayed.updating_ns(first, last)
 
 
 def _out_of_memory(base: Step, memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> Step:

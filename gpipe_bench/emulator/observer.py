@@ -17,7 +17,7 @@ _KERNEL, _COPY, _BACKWARD = (KINDS.index(kind) for kind in ("kernel", "copy", "b
 
 
 @dataclass(slots=True)
-class Span:
+class IssuedTask:
     """A task, and the rows that were issued while it was.
 
     Attributes:
@@ -39,38 +39,38 @@ class TaskRows:
     """An observer that notes the rows of each task while a trace is recorded; any thread may call it.
 
     Attributes:
-        spans: in the order in which the tasks began.
+        tasks: in the order in which the tasks began.
     """
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.tasks: list[IssuedTask] = []
         self._lock = threading.Lock()
 
-    def start(self, task: Task) -> Span:
+    def start(self, task: Task) -> IssuedTask:
         """Note that a task is about to be issued."""
-        span = Span(task, thread_index(), int(backend().vd_trace_size()))
+        issued_task = IssuedTask(task, thread_index(), int(backend().vd_trace_size()))
         with self._lock:
-            self.spans.append(span)
-        return span
+            self.tasks.append(issued_task)
+        return issued_task
 
-    def finish(self, token: Span, nbytes: int) -> None:
+    def finish(self, token: IssuedTask, nbytes: int) -> None:
         """Note that all of a task was issued; of several calls for one token the last counts."""
         token.end, token.nbytes = int(backend().vd_trace_size()), nbytes
 
 
-def name_tasks(spans: Iterable[Span], replayed: Replayed) -> None:
-    """Let the rows of a trace say which tasks they belong to, after it was replayed; its tasks are as ``spans`` are.
+def name_tasks(tasks: Iterable[IssuedTask], replayed: Replayed) -> None:
+    """Let the rows of a trace say which tasks they belong to, after it was replayed; its tasks are as ``tasks`` are.
 
     Those of a task are the kernels and copies that its thread issued on its stream.
     """
     trace, issued = replayed.trace, _issued_rows(replayed)
-    for number, span in enumerate(spans, 1):
-        task = span.task
+    for number, issued_task in enumerate(tasks, 1):
+        task = issued_task.task
         aside = task.lane == "copy"
         trace.tasks.append(
-            TracedTask(task.kind, task.microbatch, task.partition, task.device.index, aside, span.nbytes)
+            TracedTask(task.kind, task.microbatch, task.partition, task.device.index, aside, issued_task.nbytes)
         )
-        for place in _rows(span, replayed, issued[span.thread]):
+        for place in _rows(issued_task, replayed, issued[issued_task.thread]):
             trace.rows[place].task = number
 
 
@@ -103,11 +103,11 @@ def _issued_rows(replayed: Replayed) -> dict[int, _ThreadRows]:
     return found
 
 
-def _rows(span: Span, replayed: Replayed, issued: _ThreadRows) -> Iterator[int]:
+def _rows(issued_task: IssuedTask, replayed: Replayed, issued: _ThreadRows) -> Iterator[int]:
     """The rows of a task: what its thread came to between its start and its end, in virtual time."""
-    task, turn = span.task, replayed.turn.__getitem__
+    task, turn = issued_task.task, replayed.turn.__getitem__
     streams = {(one.device.index, one.stream_id) for one in (task.stream, task.end_stream) if one is not None}
-    counts = (bisect_left(issued.own, place) for place in (span.first, span.end))
+    counts = (bisect_left(issued.own, place) for place in (issued_task.first, issued_task.end))
     turns = (turn(issued.own[count - 1]) if count else 0 for count in counts)
     first, end = (bisect_right(issued.work, reached, key=turn) for reached in turns)
     for place in issued.work[first:end]:

@@ -34,7 +34,7 @@ from gpipe_bench.machine.trace import HOST, Record
 
 Queue = tuple[int, int]
 Clock = dict[Queue, int]
-Span = tuple[int, int]
+ByteRange = tuple[int, int]
 
 _WHOLE: Final = (0, 2**63 - 1)
 
@@ -69,8 +69,8 @@ class _Access(NamedTuple):
 @dataclass(slots=True)
 class _Block:
     queue: Queue
-    writes: dict[Span, _Access] = field(default_factory=dict)
-    reads: dict[tuple[Queue, Span], _Access] = field(default_factory=dict)
+    writes: dict[ByteRange, _Access] = field(default_factory=dict)
+    reads: dict[tuple[Queue, ByteRange], _Access] = field(default_factory=dict)
     uses: dict[Queue, _Access] = field(default_factory=dict)
     recorded: set[Queue] = field(default_factory=set)
 
@@ -161,12 +161,12 @@ class _Checker:
         (block,) = record.writes
         self.of(block, record).recorded.add(record.queue)
 
-    def read(self, block: int, span: Span, access: _Access, clock: Clock) -> None:
+    def read(self, block: int, span: ByteRange, access: _Access, clock: Clock) -> None:
         known = self.of(block, access.record)
         self.expect("read", block, known.writes.items(), span, access, clock)
         known.reads[access.queue, span] = known.uses[access.queue] = access
 
-    def write(self, block: int, span: Span, access: _Access, clock: Clock) -> None:
+    def write(self, block: int, span: ByteRange, access: _Access, clock: Clock) -> None:
         known = self.of(block, access.record)
         self.expect("write", block, known.writes.items(), span, access, clock)
         reads = ((other, earlier) for (_, other), earlier in known.reads.items())
@@ -176,7 +176,13 @@ class _Checker:
         known.writes[span] = known.uses[access.queue] = access
 
     def expect(  # noqa: PLR0917 - two sides, and where they meet
-        self, kind: str, block: int, before: Iterable[tuple[Span, _Access]], span: Span, access: _Access, clock: Clock
+        self,
+        kind: str,
+        block: int,
+        before: Iterable[tuple[ByteRange, _Access]],
+        span: ByteRange,
+        access: _Access,
+        clock: Clock,
     ) -> None:
         """Those ``before`` that overlap must have been counted by the clock of ``access``."""
         for other, earlier in before:
@@ -204,7 +210,7 @@ class _Checker:
         self.host_version += 1
 
 
-def _covers(span: Span, other: Span) -> bool:
+def _covers(span: ByteRange, other: ByteRange) -> bool:
     return span[0] <= other[0] and other[1] <= span[1]
 
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpipe_bench.machine.trace import Record
-from gpipe_bench.results.breakdown import covered
-
-_Span = tuple[float, float]
+from gpipe_bench.results.breakdown import Interval, covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +37,8 @@ def device_times(
         window: begin and end, in nanoseconds.
         devices: how many there are.
     """
-    kernels: defaultdict[int, list[_Span]] = defaultdict(list)
-    all_work: defaultdict[int, list[_Span]] = defaultdict(list)
+    kernels: defaultdict[int, list[Interval]] = defaultdict(list)
+    all_work: defaultdict[int, list[Interval]] = defaultdict(list)
     for record, span in _inside(records, begin_ns, end_ns, window):
         all_work[record.device].append(span)
         if record.kind == "kernel":
@@ -74,9 +72,9 @@ def started_ns(record: Record, begin: int, end: int) -> int:
 
 def _inside(
     records: Sequence[Record], begin_ns: Sequence[int], end_ns: Sequence[int], window: tuple[int, int]
-) -> list[tuple[Record, _Span]]:
+) -> list[tuple[Record, Interval]]:
     """Kernels and copies that run in the window, and the part of their time that lies in it."""
-    found: list[tuple[Record, _Span]] = []
+    found: list[tuple[Record, Interval]] = []
     for record, begin, end in zip(records, begin_ns, end_ns, strict=True):
         span = max(started_ns(record, begin, end), window[0]), min(end, window[1])
         if record.kind in ("kernel", "copy") and span[0] < span[1]:

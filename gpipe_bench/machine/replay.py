@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -26,7 +25,7 @@ from gpipe_bench.machine.trace_check import check_rows
 from gpipe_bench.native import packaged
 
 _ADDRESS: Final = ctypes.c_void_p
-_COPY, _MARK, _NODE, _UPDATE = (KINDS.index(kind) for kind in ("copy", "mark", "node", "update"))
+_COPY, _MARK = (KINDS.index(kind) for kind in ("copy", "mark"))
 _MOST_SHOWN: Final = 5
 _STUCK, _FULL = 1, 2
 
@@ -123,19 +122,6 @@ class Replayed:
     def marks(self) -> list[int]:
         """When all that came before each mark had ended, in nanoseconds."""
         return [self.end_ns[place] for place in np.flatnonzero(self.trace.table["kind"] == _MARK)]
-
-    def sums(self, what: str, first: int = 0, last: int | None = None) -> Counter[int]:
-        """``launches``, or ``duration_ns`` of kernels, for each device, by rows from ``first`` to before ``last``."""
-        rows = self.trace.table[first:last]
-        rows = rows[rows["kind"] != _UPDATE]
-        where = np.where(rows["kind"] == _NODE, rows["peer"], rows["device"])
-        counts = np.maximum(0, rows[what])
-        return Counter({device: int(counts[where == device].sum()) for device in np.unique(where).tolist()})
-
-    def updating_ns(self, first: int = 0, last: int | None = None) -> int:
-        """Time in which the host keeps devices waiting, by rows from ``first`` to before ``last``."""
-        rows = self.trace.table[first:last]
-        return int(rows["duration_ns"][rows["kind"] == _UPDATE].sum())
 
 
 class TaskTimes(NamedTuple):

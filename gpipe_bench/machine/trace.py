@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
@@ -21,6 +22,7 @@ KINDS: Final = (
 )
 """Kinds of rows, by their numbers in ``trace_row.h``."""
 
+_KERNEL, _NODE, _UPDATE = (KINDS.index(kind) for kind in ("kernel", "node", "update"))
 _OF_A_BLOCK: Final = frozenset({"alloc", "free", "record_stream"})
 _NS_PER_MS: Final = 1_000_000
 
@@ -164,6 +166,29 @@ class Trace:
     def table(self) -> npt.NDArray[np.void]:
         """The rows as a table of :data:`ROW_TYPE`, in the same memory."""
         return np.ctypeslib.as_array(self.rows)
+
+    def sums(self, what: str, first: int = 0, last: int | None = None) -> Counter[int]:
+        """``launches``, or ``duration_ns`` of kernels, for each device, by rows from ``first`` to before ``last``.
+
+        First gradients count without the time that adding them to others would take.
+        """
+        rows = self.table[first:last]
+        if what == "duration_ns":
+            rows = rows[rows["kind"] == _KERNEL]
+        counts = np.maximum(0, rows[what])
+        if what == "duration_ns":
+            adding = np.flatnonzero(rows["adding_ns"])
+            adding = adding[np.unique(rows["gradients"][adding], return_index=True)[1]]
+            counts[adding] -= rows["adding_ns"][adding]
+        where = np.where(rows["kind"] == _NODE, rows["peer"], rows["device"])
+        # Below 2^53 its floats are whole numbers.
+        sums = np.bincount(where - HOST, counts).astype(int).tolist()
+        return Counter({device: total for device, total in enumerate(sums, HOST) if total})
+
+    def updating_ns(self, first: int = 0, last: int | None = None) -> int:
+        """Time in which the host keeps devices waiting, by rows from ``first`` to before ``last``."""
+        rows = self.table[first:last]
+        return int(rows["duration_ns"][rows["kind"] == _UPDATE].sum())
 
     def fetch(self) -> None:
         """Bring the rows up to date; only a recording that still goes on has newer ones."""

@@ -20,7 +20,7 @@ _NS_PER_US = 1e3
 
 
 @dataclass(slots=True, eq=False)
-class Span:
+class TimedTask:
     """A task under observation: the token between start and finish."""
 
     task: Task
@@ -49,7 +49,7 @@ class Recorder:
     def __init__(self, *, new_event: NewEvent = timing_event) -> None:
         self._new_event = new_event
         self._lock = threading.Lock()
-        self._spans: list[Span] = []
+        self._tasks: list[TimedTask] = []
         self._error_us: dict[str, float] = {}
         self._zero_ns = perf_counter_ns()
 
@@ -67,18 +67,18 @@ class Recorder:
         """For each accelerator, how far its events may be off the host clock; known once :meth:`events` was read."""
         return dict(self._error_us)
 
-    def start(self, task: Task) -> Span:
+    def start(self, task: Task) -> TimedTask:
         """Note that ``task`` is about to be issued."""
-        span = Span(task)
+        timed = TimedTask(task)
         with self._lock:
-            self._spans.append(span)
-        span.issue_ns = perf_counter_ns()
+            self._tasks.append(timed)
+        timed.issue_ns = perf_counter_ns()
         if task.stream is not None:
-            span.first = self._new_event(task.stream.device)
-            span.first.record(task.stream)
-        return span
+            timed.first = self._new_event(task.stream.device)
+            timed.first.record(task.stream)
+        return timed
 
-    def finish(self, token: Span, nbytes: int) -> None:
+    def finish(self, token: TimedTask, nbytes: int) -> None:
         """Note that all of a task was issued; of several calls for one token the last counts.
 
         Args:
@@ -102,53 +102,53 @@ class Recorder:
                 pass for idle time.
         """
         with self._lock:
-            spans = list(self._spans)
-        _check_finished(spans)
-        for span in spans:
-            if span.last is not None:
-                span.last.synchronize()
-        clocks = self._clocks(spans)
-        events = [self._event(span, clocks) for span in spans]
+            tasks = list(self._tasks)
+        _check_finished(tasks)
+        for timed in tasks:
+            if timed.last is not None:
+                timed.last.synchronize()
+        clocks = self._clocks(tasks)
+        events = [self._event(timed, clocks) for timed in tasks]
         return sorted(events, key=lambda event: (event.start_us, event.end_us, event.partition))
 
-    def _clocks(self, spans: list[Span]) -> dict[torch.device, EventClock]:
+    def _clocks(self, tasks: list[TimedTask]) -> dict[torch.device, EventClock]:
         clocks: dict[torch.device, EventClock] = {}
-        for span in spans:
-            task = span.task
-            for stream, event in ((task.stream, span.first), (task.end_stream, span.last)):
+        for timed in tasks:
+            task = timed.task
+            for stream, event in ((task.stream, timed.first), (task.end_stream, timed.last)):
                 if stream is not None and event is not None and stream.device not in clocks:
                     clock = EventClock.calibrate(event, stream, new_event=self._new_event)
                     clocks[stream.device] = clock
                     self._error_us[str(stream.device)] = clock.error_ns / _NS_PER_US
         return clocks
 
-    def _event(self, span: Span, clocks: dict[torch.device, EventClock]) -> TimelineEvent:
-        task = span.task
-        start_ns: float = span.issue_ns
-        end_ns: float = span.issue_ns if span.end_ns is None else span.end_ns
-        if task.stream is not None and span.first is not None and span.last is not None:
+    def _event(self, timed: TimedTask, clocks: dict[torch.device, EventClock]) -> TimelineEvent:
+        task = timed.task
+        start_ns: float = timed.issue_ns
+        end_ns: float = timed.issue_ns if timed.end_ns is None else timed.end_ns
+        if task.stream is not None and timed.first is not None and timed.last is not None:
             ended = task.end_stream or task.stream
-            start_ns = clocks[task.stream.device].host_ns(span.first)
+            start_ns = clocks[task.stream.device].host_ns(timed.first)
             # Clocks of two devices: a copy must not end before it starts by their error.
-            end_ns = max(start_ns, clocks[ended.device].host_ns(span.last))
+            end_ns = max(start_ns, clocks[ended.device].host_ns(timed.last))
         return TimelineEvent(
             device=str(task.device),
             stream=task.lane,
             kind=task.kind,
             microbatch=task.microbatch,
             partition=task.partition,
-            issue_us=self._us(span.issue_ns),
+            issue_us=self._us(timed.issue_ns),
             start_us=self._us(start_ns),
             end_us=self._us(end_ns),
-            bytes=span.nbytes,
+            bytes=timed.nbytes,
         )
 
     def _us(self, host_ns: float) -> float:
         return (host_ns - self._zero_ns) / _NS_PER_US
 
 
-def _check_finished(spans: list[Span]) -> None:
-    open_tasks = [span.task for span in spans if not span.finished]
+def _check_finished(tasks: list[TimedTask]) -> None:
+    open_tasks = [timed.task for timed in tasks if not timed.finished]
     if open_tasks:
         names = ", ".join(f"{task.kind} ({task.microbatch},{task.partition})" for task in open_tasks)
         raise RuntimeError(

@@ -23,7 +23,7 @@ from gpipe_bench.results.timeline import COPY_KINDS, TimelineEvent
 
 Interval = tuple[float, float]
 
-Span = tuple[str, int, int, float, float]
+RanTask = tuple[str, int, int, float, float]
 """A task that ran: its kind, the device of its partition, the device that ran it, when it started and had ended."""
 
 
@@ -59,18 +59,18 @@ class Busy(NamedTuple):
     occupied: float
 
 
-def busy_times(spans: Iterable[Span], devices: int, start: float, end: float) -> list[Busy]:
+def busy_times(tasks: Iterable[RanTask], devices: int, start: float, end: float) -> list[Busy]:
     """How long each device is busy between two instants.
 
     Args:
-        spans: of some tasks; what of them lies outside counts nothing.
+        tasks: what of them lies outside counts nothing.
         devices: how many there are.
         start: the first instant.
-        end: the second, in the unit of the spans, which is that of the result.
+        end: the second, in the unit of the tasks, which is that of the result.
     """
     lists: list[list[list[Interval]]] = [[[] for _ in range(devices)] for _ in range(4)]
     passes, computing, all_own, running = lists
-    for kind, home, device, begin, stop in spans:
+    for kind, home, device, begin, stop in tasks:
         span = max(begin, start), min(stop, end)
         if span[0] < span[1]:
             all_own[home].append(span)
@@ -103,9 +103,9 @@ def split_device_time(
     total = end_us - start_us
     if total <= 0:
         raise ValueError(f"end_us must be later than start_us, got {start_us} to {end_us}; pass the whole step")
-    spans = ((event.kind, (home := homes[event.partition]), home, event.start_us, event.end_us) for event in events)
+    tasks = ((event.kind, (home := homes[event.partition]), home, event.start_us, event.end_us) for event in events)
     devices = 1 + max(homes.values() if isinstance(homes, Mapping) else homes)
-    return split_busy_time(busy_times(spans, devices, start_us, end_us), total)
+    return split_busy_time(busy_times(tasks, devices, start_us, end_us), total)
 
 
 def split_busy_time(busy: Sequence[Busy], total: float) -> list[Breakdown]:

@@ -30,9 +30,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from gpipe_bench.errors import ConfigError
+from gpipe_bench.errors import ConfigError, TraceError
 from gpipe_bench.results.breakdown import Interval
 from gpipe_bench.results.timeline import COPY_KINDS, KINDS, TimelineEvent
+from gpipe_bench.results.trace_lines import read_lines
 from gpipe_bench.schedules import Action, Schedule
 from gpipe_bench.schedules.actions import in_pairs, needs
 
@@ -129,6 +130,7 @@ def read_step(paths: Sequence[Path]) -> Step:
     Raises:
         ConfigError: a file is no trace, or has no action of a pipeline; the files lack an action, a stage or a rank,
             are of several replicas, or of clocks that differ.
+        TraceError: a trace row by row cannot be read, or was cut.
     """
     traces = [_load(path, position) for position, path in enumerate(paths)]
     ours = [trace for trace in traces if trace.ours]
@@ -201,9 +203,7 @@ class _Trace:
 def _load(path: Path, position: int) -> _Trace:
     row_by_row = path.name.endswith((".jsonl", ".jsonl.gz"))
     try:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if path.suffix == ".gz" else data
-        trace = _tasks_of_rows(text) if row_by_row else json.loads(text)
+        trace = _tasks_of_rows(*read_lines(path)) if row_by_row else _json(path)
         rows = [row for row in trace["traceEvents"] if row.get("ph") in ("X", "B")]
         ours = [_event_of_ours(row) for row in rows if row.get("cat") in KINDS and "partition" in row.get("args", {})]
         told = trace.get("otherData", {})
@@ -223,11 +223,11 @@ def _load(path: Path, position: int) -> _Trace:
             _steps(passes), _steps(_range_on_gpu(row) for row in on_gpu if not _is_pass(row)),
             not on_gpu, {int(one[1]) for one in sent if one},
         )  # fmt: skip
+    except TraceError:
+        raise
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        rule = "trace must be a Chrome trace in JSON"
-        if row_by_row:
-            rule = "a trace row by row must be lines of JSON, and whole"
+        rule = "each line of a trace must be a row" if row_by_row else "trace must be a Chrome trace in JSON"
         change = "write it by simulate or emulate --trace" if row_by_row else "name another"
         raise ConfigError([f"{rule}, got {path} ({reason}); {change}"]) from error
     if not (read.steps or any(event.kind in _LETTERS for event in ours)):
@@ -237,6 +237,11 @@ def _load(path: Path, position: int) -> _Trace:
     return read
 
 
+def _json(path: Path) -> Any:
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
 def _check_lengths(path: Path, ends: Iterable[tuple[str, float]]) -> None:
     if without := [name for name, end in ends if math.isnan(end)]:
         got = f"none for {', '.join(without[:_NAMED])} in {path}"
@@ -244,11 +249,8 @@ def _check_lengths(path: Path, ends: Iterable[tuple[str, float]]) -> None:
         raise ConfigError([f"ranges of a step must have a duration, got {got}; {change}"])
 
 
-def _tasks_of_rows(text: bytes) -> dict[str, Any]:
-    """The tasks of the last step of a trace row by row, as a timeline of ours: see ``machine/trace_file.py``."""
-    head, *lines = map(json.loads, text.splitlines())
-    if (told_rows := head.get("rows", len(lines))) != len(lines):
-        raise ValueError(f"{len(lines)} rows, of which the first line says that there are {told_rows}")
+def _tasks_of_rows(head: Mapping[str, Any], lines: Sequence[Any]) -> dict[str, Any]:
+    """The tasks of the last step of a trace row by row, as a timeline of ours."""
     marks = [place for place, line in enumerate(lines) if line["kind"] == "mark"]
     tasks: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for line in lines[slice(*marks[-2:]) if len(marks) > 1 else slice(None)]:

@@ -12,7 +12,6 @@ Results are the same on every machine.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -24,16 +23,15 @@ from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
 from gpipe_bench.machine.networks import NETWORK, machine_of
 from gpipe_bench.machine.profile import HardwareMachine, Link, Profile, load_profile
 from gpipe_bench.models.measured import assumptions, have_memory
-from gpipe_bench.results.timeline import COMPUTE_KINDS
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.schedules.table import is_schedule_file
-from gpipe_bench.simulator.steps.run import Run, Settings, Steps, step_events, step_uses
+from gpipe_bench.simulator.steps.run import Settings, Steps, step_events, step_uses
 from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import build_workload, layers_of
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.step.request import AnyModel, Model, Request, ScheduleLike, microbatch_sizes
-from gpipe_bench.step.result import GIB, DeviceUse, Shortage, Step, pipeline_facts, summed_gib
+from gpipe_bench.step.result import GIB, DeviceUse, Shortage, Step, busy_ns, pipeline_facts, summed_gib
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
@@ -233,6 +231,8 @@ def _simulated(runs: Steps, workload: Workload, machine: HardwareMachine, facts:
         done = replace(runs.run(1, memory=False), memory=memory)
     if not done.step_ns:
         raise ConfigError(["model must have something to compute, got a step without kernels; simulate more layers"])
+    trace = done.replay.trace
+    launching_ns, kernels_ns = busy_ns(trace, machine, last=len(trace.rows) // len(done.step_ends_ns))
     return Step(
         evidence="simulated",
         status="ok",
@@ -245,8 +245,8 @@ def _simulated(runs: Steps, workload: Workload, machine: HardwareMachine, facts:
         peak_allocated_gib=summed_gib(done.peak_allocated_bytes),
         peak_reserved_gib=summed_gib(done.peak_reserved_bytes),
         settings=facts,
-        host_fraction=_host_ns(done, workload, settings, machine) / done.step_ns,
-        kernel_fraction=_kernel_ns(done, workload, settings) / done.step_ns,
+        host_fraction=launching_ns / done.step_ns,
+        kernel_fraction=kernels_ns / done.step_ns,
         replay=done.replay,
     )
 
@@ -257,39 +257,6 @@ def step_launches(module: nn.Sequential, sample: Tensor, loss: Callable[..., Ten
     workload = build_workload(module, profile=load_profile("h100"), **work)
     task = workload.task(0, 0)
     return sum(one.launches for one in (task.forward, task.backward, workload.loss, *workload.optimizer))
-
-
-def _host_ns(done: Run, workload: Workload, settings: Settings, machine: HardwareMachine) -> int:
-    """Host time of a step: its passes, then loss and update."""
-    threads, others = _sums(done, workload, settings, "launches")
-    return machine.host_ns(threads) + machine.launch_ns * others + sum(each.host_ns for each in workload.optimizer)
-
-
-def _kernel_ns(done: Run, workload: Workload, settings: Settings) -> int:
-    """Time of the kernels of the busiest device, and of loss and update, if none waits for anything."""
-    devices, others = _sums(done, workload, settings, "duration_ns")
-    return max(devices.values()) + others
-
-
-def _sums(done: Run, workload: Workload, settings: Settings, what: str) -> tuple[Counter[int], int]:
-    """``launches`` or ``duration_ns`` of a step's passes on each device, and those of the loss and of the update."""
-    tasks = done.replay.trace.tasks
-    sizes = workload.microbatch_sizes
-    passes = Counter(
-        (task.device, task.kind, sizes[task.i], task.j)
-        for task in tasks[: len(tasks) // len(done.step_ends_ns)]
-        if task.kind in COMPUTE_KINDS
-    )
-    found: Counter[int] = Counter()
-    for (device, kind, size, j), count in passes.items():
-        found[device] += count * getattr(workload.partitions[j][size].kernels(kind), what)
-    if what == "duration_ns" and settings.flavour != "published":
-        # The first gradients of a step are not added to any.
-        for j, device in enumerate(done.devices):
-            found[device] -= workload.task(0, j).backward.adding_ns
-    # With a schedule, each micro-batch has a loss of its own, which takes its share of the time.
-    losses = workload.m if what == "launches" and settings.schedule is not None else 1
-    return found, losses * getattr(workload.loss, what) + sum(getattr(each, what) for each in workload.optimizer)
 
 
 def _out_of_memory(

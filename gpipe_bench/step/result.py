@@ -16,8 +16,10 @@ from gpipe_bench.step.timeline import Timeline
 
 if TYPE_CHECKING:
     from gpipe_bench.components import Components
+    from gpipe_bench.machine.hardware import HardwareMachine
     from gpipe_bench.machine.profile import Profile
     from gpipe_bench.machine.replay import Replay
+    from gpipe_bench.machine.trace import Trace
 
 GIB: Final = 2**30
 
@@ -252,6 +254,22 @@ def device_uses(
         )
         for device, share, row in zip(used, shares, rows, strict=True)
     )
+
+
+def busy_ns(trace: Trace, machine: HardwareMachine, first: int = 0, last: int | None = None) -> tuple[int, int]:
+    """How long the host launches, and the kernels of the busiest device take, by some rows of a trace.
+
+    The host does so for the busiest device, or for all where its threads share an interpreter lock, and goes through
+    the parameters of updates.
+
+    Args:
+        trace: of a step or several.
+        machine: what launches cost.
+        first: the first row.
+        last: the row after the last.
+    """
+    host_ns = machine.host_ns(trace.sums("launches", first, last)) + trace.updating_ns(first, last)
+    return host_ns, max(trace.sums("duration_ns", first, last).values(), default=0)
 
 
 def mean_share(uses: Sequence[DeviceUse]) -> Breakdown:

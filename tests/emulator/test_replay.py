@@ -231,7 +231,7 @@ def test_an_update_keeps_its_device_and_the_host():
     found = replay(traced(*rows, kernel(1, 0, 1, launches=1)), MS)
     assert [time // NS_PER_MS for time in found.host_ns] == [0, 1, 5, 6]
     assert [time // NS_PER_MS for time in found.end_ns] == [1, 5, 6, 7]
-    assert (found.updating_ns(), found.sums("duration_ns")[0]) == (4 * NS_PER_MS, 2 * NS_PER_MS)
+    assert (found.trace.updating_ns(), found.trace.sums("duration_ns")[0]) == (4 * NS_PER_MS, 2 * NS_PER_MS)
     assert replay(traced(*rows), MS, host_time=False).makespan_ns == 2 * NS_PER_MS
 
 
@@ -239,7 +239,7 @@ def test_a_node_that_keeps_a_gradient_costs_a_launch_of_its_device():
     rows = [Record("node", nbytes=7, writes=(1,), peer=1, launches=1), kernel(1, 0, 1, launches=1)]
     found = replay(traced(*rows), MS)
     assert [time // NS_PER_MS for time in found.host_ns] == [0, 1]
-    assert found.sums("launches") == {1: 2}
+    assert found.trace.sums("launches") == {1: 2}
 
 
 def test_the_host_waits_while_the_launch_queue_is_full():

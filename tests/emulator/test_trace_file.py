@@ -125,6 +125,14 @@ def test_a_trace_that_ends_first_parts_there(turned):
         ('HEAD\n{"kind": "mark", "thread": "two"}', "in line 2"),
         ('HEAD\n{"kind": "kernel", "reads": [4]}', "in line 2"),
         ("HEAD\n7", "in line 2"),
+        (
+            'HEAD\n{"kind": "kernel", "launches": 2147483648}',
+            "launches must be a whole number of 32 bits, got 2147483648",
+        ),
+        (
+            'HEAD\n{"kind": "kernel", "bytes": -9223372036854775809}',
+            "bytes must be a whole number of 64 bits, got -922",
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path, text, words):
@@ -132,6 +140,22 @@ def test_what_is_no_trace_is_refused(tmp_path, text, words):
     path.write_text(text.replace("HEAD", json.dumps({"format": "gpipe_bench trace", "version": 1})))
     with pytest.raises(TraceError, match=words):
         read_trace(path)
+
+
+def test_sums_count_kernels_and_first_gradients_without_adding_them(tmp_path):
+    kernel = {"kind": "kernel", "device": 1, "duration_ns": 10, "launches": 2}
+    adding = {**kernel, "adding_ns": 3, "adding_launches": 1}
+    copy = {"kind": "copy", "device": 1, "peer": 0, "duration_ns": 50, "launches": 1}
+    rows = [kernel, {**adding, "gradients": 1}, {**adding, "gradients": 2}, {**adding, "gradients": 1}, copy]
+    rows += [{"kind": "update", "device": 1, "duration_ns": 7}, {"kind": "host", "duration_ns": 90}]
+    (tmp_path / "trace.jsonl").write_text(
+        "\n".join(map(json.dumps, ({"format": "gpipe_bench trace", "version": 1}, *rows)))
+    )
+    trace = read_trace(tmp_path / "trace.jsonl")
+    assert trace.sums("duration_ns") == {1: 34}
+    assert trace.sums("duration_ns", 1, 3) == {1: 14}
+    assert trace.sums("launches") == {1: 9}
+    assert (trace.updating_ns(), trace.updating_ns(0, 5)) == (7, 0)
 
 
 def test_a_file_that_is_cut_or_absent_is_refused(tmp_path):

@@ -26,9 +26,10 @@ from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from gpipe_bench.cli import application
-from gpipe_bench.errors import ConfigError, ScheduleError
+from gpipe_bench.errors import ConfigError, ScheduleError, TraceError
 from gpipe_bench.results.explain import alternatives, by_arithmetic, shifts, split
 from gpipe_bench.results.timeline import TimelineEvent, chrome_trace
+from gpipe_bench.results.trace_lines import HEAD
 from gpipe_bench.results.traced import read_step
 from gpipe_bench.schedules import SCHEDULES, Action, Durations, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.actions import in_pairs
@@ -594,15 +595,16 @@ def test_run_writes_a_trace_that_is_explained(tmp_path, schedule):
         ),
         ("a.json", '{"traceEvents": [{"ph": "X", "dur": 1, "cat": "copy"}]}', "got none in"),
         ("a.json", '{"traceEvents": []}', "got none in .* Schedule1F1B has no ranges"),
-        ("a.jsonl", "", "a trace row by row must be lines of JSON, .* write it by simulate or emulate --trace"),
-        ("a.jsonl", '{"version": 1}\n{', "a trace row by row must be lines of JSON"),
-        ("a.jsonl", "[]", "a trace row by row must be lines of JSON"),
+        ("a.jsonl", "", "a trace must be a file of JSON lines, .* write it by simulate or emulate --trace"),
+        ("a.jsonl", '{"version": 1}\n{', "a trace must be a file of JSON lines"),
+        ("a.jsonl", "[]", "a trace must begin with"),
+        ("a.jsonl", f"{json.dumps(HEAD)}\n7", "each line of a trace must be a row"),
     ],
 )
 def test_a_file_without_actions_is_refused(tmp_path, name, text, words):
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises((ConfigError, TraceError), match=words):
         read_step([path])
 
 

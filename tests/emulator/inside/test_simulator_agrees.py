@@ -91,7 +91,7 @@ def emulated(
                 pipe(x).sum().backward()
             ran = Replay(trace, machine)
             ran.run()
-            name_tasks(tasks.spans, ran.rows())
+            name_tasks(tasks.tasks, ran.rows())
             yield ran.rows().makespan_ns / MS, [*Timeline(trace.tasks, ran.tasks(), range(len(trace.tasks)))]
 
 
