@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 from itertools import product
 
 import pytest
@@ -132,6 +133,38 @@ def test_after_a_step_nothing_of_the_batch_is_alive_but_what_the_caller_keeps(wa
         assert all(each.expired() for each in held)
 
 
+@both_calls
+@both_workers
+@every_mode
+def test_a_loss_that_the_caller_keeps_holds_nothing_of_a_batch_whose_backward_pass_is_over(
+    checkpoint, workers, schedule
+):
+    """As in a training loop, which has the loss of a step until the next one."""
+    layers = nn.Sequential(Plus(), Plus(), Plus())
+    pipe = on_cpu(layers, [1, 1, 1], chunks=3, checkpoint=checkpoint, workers=workers, schedule=schedule)
+    loss = score(pipe(samples(6, 3, requires_grad=False).clone()))
+    loss.backward()
+    ended()
+    assert [kept for layer in layers for kept in (*layer.inputs, *layer.outputs) if not kept.expired()] == []
+
+
+@both_workers
+@every_mode
+@pytest.mark.parametrize("way", [("gpipe", True), ("gpipe", False), ("zb_h1", False)])
+def test_an_exception_that_the_caller_keeps_holds_what_its_task_had_and_nothing_else(way, checkpoint, workers):
+    """As in a handler that tries again with less, where memory ran out."""
+    schedule, called = way
+    layers = nn.Sequential(Plus(), Plus(), Plus(fails_at=2))
+    pipe = scheduled(layers, [1, 1, 1], schedule, chunks=4, checkpoint=checkpoint, workers=workers)
+    run = partial(pipe, samples(8, 3)) if called else partial(pipe.step, samples(8, 3), targets(8), mean_loss)
+    with pytest.raises(MemoryError) as caught:
+        run()
+    ended()
+    # Of the partitions before the one that failed only the value that it had taken.
+    alive = [sum(not kept.expired() for kept in layer.outputs) for layer in layers[:2]]
+    assert (caught.value.args, alive) == (("full",), [0, 1])
+
+
 def test_a_dropped_pipeline_is_freed_with_its_parameters():
     pipe = on_cpu(crossing_model(), [2, 2, 3], chunks=3)
     score(pipe(samples(6, 3))).backward()
@@ -217,15 +250,18 @@ def test_a_worker_does_not_keep_the_last_result():
 
 
 class Plus(nn.Module):
-    """Nothing of its input or output is needed backward; keeps weak references on both."""
+    """Nothing of its input or output is needed backward; keeps weak references on both. May fail in a forward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails_at: int | None = None) -> None:
         super().__init__()
+        self.fails_at = fails_at
         self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
         self.inputs: list[StorageWeakRef] = []
         self.outputs: list[StorageWeakRef] = []
 
     def forward(self, x):
+        if len(self.inputs) == self.fails_at:
+            raise MemoryError("full")
         y = x + self.weight
         self.inputs.append(StorageWeakRef(x.untyped_storage()))
         self.outputs.append(StorageWeakRef(y.untyped_storage()))
