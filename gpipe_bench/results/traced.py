@@ -25,7 +25,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -45,6 +45,9 @@ _MESSAGES: Final = re.compile(r"PP:(\d+)(SEND_F|RECV_B)\d+")
 _CLOCK_ERROR: Final = 0.01, 1000.0
 """By how much the clocks of ranks may differ: a share of the step, and microseconds, whichever is more."""
 _NAMED: Final = 5
+
+_Operations = defaultdict[tuple[Any, Any], list[tuple[float, str]]]
+"""Start and name of the operations of each process and thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,9 @@ class _Trace:
         steps: for each whole step the ranges of its computations.
         arrivals: likewise of its messages, where they are those of a GPU.
         on_host: whether the ranges are the host's.
-        sending: stages that send activations to another rank, or receive gradients from one.
+        sending: stages that send activations to another rank, or receive gradients from one; '' where ranges do not
+            say the stage.
+        receiving: whether forward passes whose ranges do not say the stage receive activations from another rank.
     """
 
     path: Path
@@ -197,7 +202,8 @@ class _Trace:
     steps: Sequence[Sequence[_Range]]
     arrivals: Sequence[Sequence[_Range]]
     on_host: bool
-    sending: Collection[int]
+    sending: Collection[str]
+    receiving: bool
 
 
 def _load(path: Path, position: int) -> _Trace:
@@ -214,14 +220,17 @@ def _load(path: Path, position: int) -> _Trace:
         groups = {world, *(tuple(sorted(one.get("ranks", ()))) for one in group.get("pg_config", ()))}
         ranges = [row for row in rows if _is_range(str(row.get("name", "")))]
         on_gpu = [row for row in ranges if row.get("cat") == "gpu_user_annotation"]
-        computing = _of_one_stream(on_gpu, rows) if on_gpu else filter(_is_pass, ranges)
-        passes = map(_range_on_gpu, computing) if on_gpu else _ranges_on_host(computing, rows)
+        on_host = [row for row in ranges if row.get("cat") != "gpu_user_annotation" and _is_pass(row)]
+        operations = _operations(rows)
+        passes = map(_range_on_gpu, _of_one_stream(on_gpu, rows)) if on_gpu else _ranges_on_host(on_host, operations)
         sent = [_MESSAGES.fullmatch(str(row.get("name", ""))) for row in rows]
+        within = _of_forward(on_host, operations)
         read = _Trace(
             path, group.get("rank", position), [one for one in groups if len(one) > 1], ours, placement,
             period_us, tuple(told.get("flushes", ())),
             _steps(passes), _steps(_range_on_gpu(row) for row in on_gpu if not _is_pass(row)),
-            not on_gpu, {int(one[1]) for one in sent if one},
+            not on_gpu, {one[1] for one in sent if one} or {j for j, names in within.items() if "c10d::send" in names},
+            "c10d::recv_" in within.get("", ()),
         )  # fmt: skip
     except TraceError:
         raise
@@ -287,17 +296,43 @@ def _range_on_gpu(row: Mapping[str, Any]) -> _Range:
     return _Range(row["name"], names, start, end, start, end)
 
 
-def _ranges_on_host(ranges: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> Iterator[_Range]:
-    """The ranges of passes; each waits for its messages before its first operation, and then computes, and may send."""
-    operations: defaultdict[tuple[Any, Any], list[tuple[float, str]]] = defaultdict(list)
+def _operations(rows: Iterable[Mapping[str, Any]]) -> _Operations:
+    """The operations in their order."""
+    operations: _Operations = defaultdict(list)
     for row in rows:
         if row.get("cat") == "cpu_op":
             operations[row["pid"], row["tid"]].append((float(row["ts"]), str(row["name"])))
     for found in operations.values():
         found.sort()
+    return operations
+
+
+def _between(operations: Sequence[tuple[float, str]], start: float, end: float) -> Sequence[tuple[float, str]]:
+    return operations[bisect_left(operations, (start, "")) : bisect_left(operations, (end, ""))]
+
+
+def _of_forward(ranges: Iterable[Mapping[str, Any]], operations: _Operations) -> dict[str, set[str]]:
+    """Of each stage the operations that all of its forward passes have, up to the beginning of the pass that follows.
+
+    Schedules that mark no messages send the result of a forward pass then.
+    """
+    threads: defaultdict[tuple[Any, Any], list[_Range]] = defaultdict(list)
     for row in ranges:
-        one, own = _range_on_gpu(row), operations[row.get("pid"), row.get("tid")]
-        within = own[bisect_left(own, (one.start, "")) : bisect_left(own, (one.end, ""))]
+        threads[row.get("pid"), row.get("tid")].append(_range_on_gpu(row))
+    found: dict[str, set[str]] = {}
+    for thread, own in threads.items():
+        for one, following in pairwise(sorted(own, key=lambda one: one.start)):
+            if len(one.names) == 1 and one.names[0][1] == "F":
+                names = {name for _, name in _between(operations[thread], one.start, following.start)}
+                found[one.names[0][0]] = found.get(one.names[0][0], names) & names
+    return found
+
+
+def _ranges_on_host(ranges: Iterable[Mapping[str, Any]], operations: _Operations) -> Iterator[_Range]:
+    """The ranges of passes; each waits for its messages before its first operation, and then computes, and may send."""
+    for row in ranges:
+        one = _range_on_gpu(row)
+        within = _between(operations[row.get("pid"), row.get("tid")], one.start, one.end)
         began = next((time for time, name in within if not name.startswith("c10d::")), None)
         left = next((time for time, name in within if name == "c10d::send"), one.end)
         times = (one.start, one.end) if began is None else (began, began)
@@ -377,6 +412,7 @@ def _event_of_ours(row: Mapping[str, Any]) -> TimelineEvent:
 def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
     """The step of the ranks of one pipeline."""
     ranks = _checked_ranks(traces)
+    _check_neighbours(traces)
     homes: dict[int, str] = {}
     owners: dict[Action, int] = {}
     passes: list[_Pass] = []
@@ -396,7 +432,7 @@ def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
                 if owners.setdefault(action, trace.rank) != trace.rank:
                     got = f"{action} on ranks {owners[action]} and {trace.rank}, which are replicas"
                     raise ConfigError([f"traces must be of one pipeline, got {got}; name the files of one replica"])
-    following = {stage + 1 for trace in traces for stage in trace.sending}
+    following = {int(stage) + 1 for trace in traces for stage in trace.sending if stage}
     if missing := sorted({*range(max(homes)), *following} - homes.keys()):
         raise ConfigError([f"traces must have all stages, got none of {missing}; name the files of all ranks"])
     n = 1 + max(homes)
@@ -433,6 +469,29 @@ def _checked_ranks(traces: Sequence[_Trace]) -> list[int]:
         rule = "traces whose ranges say no stage, such as Forward 3, must be of one pipeline without replicas"
         raise ConfigError([f"{rule}, got {got}; name the files of one replica"])
     return ranks
+
+
+def _check_neighbours(traces: Sequence[_Trace]) -> None:
+    """Refuse ranks in an order that their messages deny, where ranges do not say the stage.
+
+    The first rank is the only one that receives no activations, and the last one the only one that sends none. Traces
+    without messages are taken for those of all ranks, in their order.
+    """
+    ordered = sorted(traces, key=lambda trace: trace.rank)
+    first, last = ordered[0], ordered[-1]
+    if not any(trace.receiving or "" in trace.sending for trace in ordered):
+        return
+    missing = [f"the rank before that of {first.path}, which receives activations"] if first.receiving else []
+    missing += [f"the rank after that of {last.path}, which sends activations"] if "" in last.sending else []
+    if missing:
+        rule = "traces must be of all ranks of a pipeline, in the order of their stages"
+        raise ConfigError([f"{rule}, got none of {' and '.join(missing)}; name their files, too"])
+    ends = [trace for trace in ordered[1:] if not trace.receiving]
+    ends += [trace for trace in ordered[:-1] if "" not in trace.sending]
+    if ends:
+        rule = "traces must be of one pipeline, in the order of its stages"
+        got = f"{ends[0].path} in between, which is of the first or the last stage"
+        raise ConfigError([f"{rule}, got {got}; name the files of one replica, in order"])
 
 
 def _event(kind: str, i: int, j: int, start: float, end: float) -> TimelineEvent:

@@ -270,15 +270,37 @@ def test_a_missing_rank_is_named(tmp_path, name, p):
             read_step([path for path in paths if path != paths[rank]])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ONE_STAGE])
-def test_a_missing_stage_is_named_where_ranks_are_not_known(tmp_path, name):
-    traces = real(name, 4)["traces"]
-    for trace in traces:
-        del trace["distributedInfo"]
-    paths = files(tmp_path, traces)
-    for rank in range(4):
-        with pytest.raises(ConfigError, match="must have all stages, got none of"):
+def without_ranks(name: str, p: int) -> list[dict[str, Any]]:
+    """The traces of the ranks, which do not say that they are; those of 1F1B have messages outside of ranges alone."""
+    found = real(name, f"{p}-messages" if name == "1F1B" else p)
+    return [{"traceEvents": trace["traceEvents"]} for trace in found["traces"]]
+
+
+@pytest.mark.parametrize(("name", "p"), [(name, p) for name, p in REAL if name != "GPipe"])
+def test_a_missing_stage_is_named_where_ranks_are_not_known(tmp_path, name, p):
+    paths = files(tmp_path, without_ranks(name, p))
+    assert len(read_step(paths).devices) == p
+    for rank in range(p):
+        with pytest.raises(ConfigError, match=rf"must have all stages, got none of \[.*\b{rank}\b"):
             read_step([path for path in paths if path != paths[rank]])
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_a_missing_end_is_named_where_ranges_say_no_stage(tmp_path, p):
+    paths = files(tmp_path, without_ranks("GPipe", p))
+    assert len(read_step(paths).devices) == p
+    for one, got in ((paths[1:], "before that of .*rank1.json"), (paths[:-1], f"after that of .*rank{p - 2}.json")):
+        with pytest.raises(ConfigError, match=f"must be of all ranks of a pipeline.*got none of the rank {got}"):
+            read_step(one)
+
+
+def test_ranges_that_say_no_stage_are_refused_in_another_order_and_of_replicas(tmp_path):
+    first, *middle, last = files(tmp_path, without_ranks("GPipe", 4))
+    with pytest.raises(ConfigError, match=r"before that of .*rank3.json.* and the rank after that of .*rank0.json"):
+        read_step([last, *middle, first])
+    for inside in (first, last):
+        with pytest.raises(ConfigError, match=rf"in the order of its stages, got .*{inside.name} in between"):
+            read_step([first, middle[0], inside, last])
 
 
 @pytest.mark.parametrize(("name", "p"), REAL)

@@ -2,7 +2,7 @@
 
 Each file is a step of a schedule of ``torch.distributed.pipelining`` on p processes over gloo, whose stages sleep: 80
 ms in a forward pass, 60 ms for the gradients of inputs, 60 ms for those of weights; in files named ``-uneven`` these
-take 90 and 30 ms. So the truth is known. A file holds
+take 90 and 30 ms. So the truth is known. Files named ``-messages`` have messages outside of ranges, too. A file holds
 ``traces``, for each rank what its PyTorch profiler wrote of two steps, trimmed to the ranges of the pipeline and to the
 operations that they call; and ``slept``, for each rank the sleeps of the last step as
 ``[kind, micro-batch, stage, start, end]`` in microseconds.
@@ -130,6 +130,7 @@ def make(name: str, p: int, m: int, out: Path, suffix: str = "") -> None:
         torch.multiprocessing.start_processes(work, (p, name, m, Path(folder)), nprocs=p, start_method="fork")
         traces = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(p)]
         slept = [json.loads((Path(folder) / f"slept{rank}.json").read_text()) for rank in range(p)]
+    outside = ("c10d::",) if suffix == "-messages" else ()
     for trace in traces:
         rows = sorted((row for row in trace["traceEvents"] if row["ph"] == "X"), key=lambda row: float(row["ts"]))
         kept, range_end, end = [], -1.0, -1.0
@@ -137,7 +138,7 @@ def make(name: str, p: int, m: int, out: Path, suffix: str = "") -> None:
             start = float(row["ts"])
             if row["name"].startswith(("PP:", "Forward ", "Backward ")):
                 range_end = start + row["dur"]
-            elif row["cat"] != "cpu_op" or start < end or start > range_end:
+            elif row["cat"] != "cpu_op" or start < end or (start > range_end and not row["name"].startswith(outside)):
                 continue
             else:
                 end = start + row["dur"]
@@ -166,6 +167,9 @@ if __name__ == "__main__":
         for p in (2, 4):
             if not chosen or f"{name}-p{p}" in chosen:
                 make(name, p, 2 * p, folder)
+    for p in (2, 4):
+        if not chosen or f"1F1B-p{p}-messages" in chosen:
+            make("1F1B", p, 2 * p, folder, "-messages")
     MS.update(UNEVEN)
     for name in SPLIT:
         for p in (2, 4):
