@@ -6,7 +6,7 @@
     ├── BalanceError       (ValueError)    a balance does not fit the model
     ├── DeviceCountError   (IndexError)    fewer devices than partitions, or more than a schedule can use
     ├── PlacementError     (TypeError)     the pipeline was asked to move as a whole
-    ├── SkipLayoutError    (TypeError)     stashes and pops do not match; lists every mismatch
+    ├── SkipLayoutError    (TypeError)     stashes and reads do not match; lists every mismatch
     ├── SkipUsageError     (RuntimeError)  a skippable layer broke its own declaration
     ├── RandomnessError    (RuntimeError)  a recomputation could not reproduce its random numbers
     ├── PeerError          (RuntimeError)  another process of a distributed pipeline has failed, or is gone

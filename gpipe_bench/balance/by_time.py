@@ -111,7 +111,7 @@ def measure_layers(
     with sandbox(where):
         for stage, nbytes in zip(stages(module, whole_batch(sample), where), kept, strict=True):
             stage.forward()
-            if stage.stashed or stage.popped:
+            if stage.stashed or stage.read:
                 rule = "module must have layers without skips to be measured one by one"
                 raise UnsupportedError(f"{rule}, got one in layer {len(layers)}; simulate the module itself")
             parameters = [*stage.layer.parameters()]

@@ -4,13 +4,14 @@ A copy of each layer runs in training mode on inputs without the graph of the la
 of one layer can therefore be repeated, and only two layers must fit on the device together. Parameters, buffers,
 gradients, flags and random state of the model do not change.
 
-A stashed skip is one more output of its layer; a popped skip is one more input.
+A stashed skip is one more output of its layer; a popped or peeked skip is one more input.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from gpipe_bench.autograd.dispatch_mode import tensors_in
 from gpipe_bench.balance.sample import Sample, takes_several_inputs
 from gpipe_bench.engine.placed import taken_out
+from gpipe_bench.skip import Skippable
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import current_tracker, use_tracker
 from gpipe_bench.skip.trees import tree_map_only
@@ -48,15 +50,15 @@ def _carry(x: Tensor) -> Tensor:
 
 
 class _Idle(nn.Module):
-    """Gives what it is given, with the skips that it pops."""
+    """Gives what it is given, with the skips that it reads."""
 
-    def __init__(self, popped: Iterable[SkipKey]) -> None:
+    def __init__(self, read: Iterable[SkipKey]) -> None:
         super().__init__()
-        self.popped = list(popped)
+        self.read = list(read)
 
     def forward(self, *inputs: object) -> tuple[object, ...]:
         tracker = current_tracker()
-        return (*inputs, *(tracker.load(key) for key in self.popped))
+        return (*inputs, *(tracker.peek(key) for key in self.read))
 
 
 class Stage:
@@ -67,7 +69,7 @@ class Stage:
         inputs: what the layer before gave; may be set to None after the last run.
         output: what the last run gave.
         stashed: the skips that the last run stashed.
-        popped: keys of the skips that the layer takes from earlier layers.
+        read: keys of the skips that the layer takes from earlier layers.
     """
 
     def __init__(self, name: str, layer: nn.Module, inputs: object, skips: Skips, *, several: bool) -> None:
@@ -75,7 +77,7 @@ class Stage:
         self.inputs: object = inputs
         self.output: object = None
         self.stashed: Skips = {}
-        self.popped: set[SkipKey] = set()
+        self.read: set[SkipKey] = set()
         self._name = name
         self._skips = skips
         self._several = several
@@ -113,13 +115,13 @@ class Stage:
                 torch.autograd.backward(self.roots(), gradients, inputs=self._phonies)
 
     def idle(self) -> Stage:
-        """A stage with the inputs and popped skips of this one, whose layer does nothing; call it after a first run."""
-        return Stage(self._name, _Idle(self.popped), self.inputs, self._skips, several=self._several)
+        """A stage with the inputs and skips of this one, whose layer does nothing; call it after a first run."""
+        return Stage(self._name, _Idle(self.read), self.inputs, self._skips, several=self._several)
 
-    def finish(self) -> tuple[object, Skips]:
-        """Drop the last run, and give what the next layer takes: its input, and the skips that wait for their pop."""
-        passed = {key: value for key, value in self._skips.items() if key not in self.popped}
-        passed |= {key: None if value is None else _carry(value) for key, value in self.stashed.items()}
+    def finish(self, later: AbstractSet[SkipKey]) -> tuple[object, Skips]:
+        """Drop the last run, and give what the next layer takes: its input, and skips that ``later`` layers read."""
+        passed = {key: value for key, value in self._skips.items() if key in later}
+        passed |= {key: None if value is None else _carry(value) for key, value in self.stashed.items() if key in later}
         output = tree_map_only(Tensor, _carry, self.output)
         self.inputs = self.output = None
         self.stashed = {}
@@ -131,18 +133,32 @@ class Stage:
         self.stashed[key] = value
 
     def load(self, key: SkipKey) -> Tensor | None:
-        """Give the layer a skip, and keep it for the next run."""
+        """Give the layer a skip, and keep it for the next run if it is from an earlier layer."""
+        return self.stashed.pop(key) if key in self.stashed else self.peek(key)
+
+    def peek(self, key: SkipKey) -> Tensor | None:
+        """Give the layer a skip, and keep it."""
         if key in self.stashed:
-            return self.stashed.pop(key)
-        self.popped.add(key)
+            return self.stashed[key]
+        self.read.add(key)
         value = self._skips[key]
         return None if value is None else self._enter(value)
+
+    def leave(self, key: SkipKey) -> None:
+        """Nothing: skips go when the stage is finished."""
 
 
 def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Iterator[Stage]:
     """Each layer of ``module`` as a stage; the caller runs a stage at least once before it takes the next."""
     stage: Stage | None = None
     several = takes_several_inputs(module)
+    readers = {
+        key: position
+        for position, layer in enumerate(module)
+        for each in layer.modules()
+        if isinstance(each, Skippable)
+        for key in (*each.pops(), *each.peeks())
+    }
     for position, layer in enumerate(module):
         name = f"layer {position} ({type(layer).__name__})"
         with _blame(name):
@@ -155,7 +171,8 @@ def stages(module: nn.Sequential, sample: Sample, device: torch.device) -> Itera
             entering = tree_map_only(Tensor, lambda x: _carry(x.clone().to(device)), sample)
             stage = Stage(name, twin, entering, {}, several=several)
         else:
-            stage = Stage(name, twin, *stage.finish(), several=several)
+            later = {key for key, reader in readers.items() if reader >= position}
+            stage = Stage(name, twin, *stage.finish(later), several=several)
         yield stage
 
 

@@ -34,6 +34,7 @@ from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
 from gpipe_bench.errors import PeerError, text_of
 from gpipe_bench.schedules import Action
+from gpipe_bench.schedules.messages import holder
 
 T = TypeVar("T")
 
@@ -48,7 +49,8 @@ class Exchange(Mailboxes):
     Args:
         connections: to the other processes.
         ranks: for each partition the rank of its process.
-        routes: where each skip begins and ends, in an order that is the same in all processes.
+        chains: of each skip the partition that stashes it, then those that read it, in an order that is the same in all
+            processes.
         device: of this process.
 
     Attributes:
@@ -59,7 +61,7 @@ class Exchange(Mailboxes):
         self,
         connections: Connections,
         ranks: tuple[int, ...],
-        routes: Mapping[Any, tuple[int, int]],
+        chains: Mapping[Any, tuple[int, ...]],
         device: torch.device,
     ) -> None:
         super().__init__()
@@ -68,8 +70,8 @@ class Exchange(Mailboxes):
         self._links, self._failures, self._replicas = connections.links, connections.failures, connections.replicas
         self._nccl, self._ranks, self._rank = connections.over_nccl, ranks, connections.links.rank
         self._staging = Staging(device, direct=self._nccl is not None)
-        self._routes = routes
-        self._skips: list[Any] = [None, *routes]
+        self._chains = chains
+        self._skips: list[Any] = [None, *chains]
         self._values: dict[Key, Any] = {}
         self._leaving: deque[tuple[int, Description, Callable[[], Sequence[Tensor]]]] = deque()
 
@@ -205,9 +207,10 @@ class Exchange(Mailboxes):
         if way in ("begin", "end"):
             return i
         forward = way == "F"
-        if skip is not None:
-            return self._ranks[self._routes[skip][0 if forward else 1]]
-        return self._ranks[j - 1 if forward else j + 1]
+        if skip is None:
+            return self._ranks[j - 1 if forward else j + 1]
+        chain = self._chains[skip]
+        return self._ranks[holder(chain, j, self._ranks) if forward else chain[chain.index(j) + 1]]
 
     def _send(self) -> None:
         """Begin to send the values that were put, once they are copied from the device."""

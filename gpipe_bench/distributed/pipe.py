@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -119,7 +119,7 @@ class Pipe(PartitionedModule):
                 convert_deferred_batch_norm(module)
             partitions, layout = own_partitions(module, sizes, [rank == self.rank for rank in ranks], own, materialise)
             self._executor = RuntimeExecutor(chosen, [own] * len(ranks), ranks)
-            self._pipeline = Pipeline(self._executor, ranks)
+            self._pipeline = Pipeline(self._executor, ranks, processes=True)
             self.adopt_layers(partitions, layout, sizes, [own] * len(ranks))
             nccl, links = self._connections.over_nccl, self._connections.links
             made = description(module, sizes, schedule, layout, deferred=deferred_batch_norm)
@@ -157,7 +157,7 @@ class Pipe(PartitionedModule):
                 "pipe.step(input, target, loss), or use torch.no_grad()"
             )
         self._evaluations += 1
-        with self._together(self._pipeline.ranks, self.skip_layout.routes) as exchange:
+        with self._together(self._pipeline.ranks, self.skip_layout.chains()) as exchange:
             batch, _ = self._begun(exchange, input, "forward")
             return self._executor.forward(batch, exchange)
 
@@ -190,7 +190,7 @@ class Pipe(PartitionedModule):
         """
         pipeline, last = self._pipeline, self.rank == self._pipeline.ranks[-1]
         goal = Goal(target, loss, return_output, reduction) if last else None
-        with self._together(pipeline.ranks, self.skip_layout.routes) as exchange:
+        with self._together(pipeline.ranks, self.skip_layout.chains()) as exchange:
             batch, begin = self._begun(exchange, input, "step")
             evaluations, self._evaluations = self._evaluations, 0
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
@@ -231,16 +231,16 @@ class Pipe(PartitionedModule):
     # --- what processes agree on -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _together(self, ranks: tuple[int, ...], routes: Mapping[Any, tuple[int, int]]) -> Iterator[Exchange]:
+    def _together(self, ranks: tuple[int, ...], chains: Mapping[Any, tuple[int, ...]]) -> Iterator[Exchange]:
         """A block that all processes enter together. If it fails in this one, it does in all.
 
         Args:
             ranks: for each partition the rank of its process.
-            routes: where each skip begins and ends.
+            chains: as :class:`Exchange` has them.
         """
         if self.failure is not None:
             raise PeerError(f"a distributed pipeline must run without failure, got {self.failure}; make a new one")
-        exchange = Exchange(self._connections, ranks, routes, self._device)
+        exchange = Exchange(self._connections, ranks, chains, self._device)
         try:
             yield exchange
             exchange.finish()
@@ -370,8 +370,8 @@ def _given_memory(layer: nn.Module, device: torch.device) -> list[nn.Module]:
 
 
 def edges(ranks: Sequence[int], layout: SkipLayout) -> set[tuple[int, int]]:
-    """(sender, receiver) of all channels: neighbours, ends of skips, and all with rank 0 and the first process."""
-    ends = [(j, j + 1) for j in range(len(ranks) - 1)] + [*layout.routes.values()]
+    """(sender, receiver) of all channels: neighbours, those of skips, and all with rank 0 and the first process."""
+    ends = [pair for chain in (range(len(ranks)), *layout.chains().values()) for pair in pairwise(chain)]
     pairs = {(ranks[source], ranks[target]) for source, target in ends}
     pairs |= {(center, rank) for center in (0, ranks[0]) for rank in ranks}
     return {edge for pair in pairs for edge in (pair, pair[::-1]) if pair[0] != pair[1]}

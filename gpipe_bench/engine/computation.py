@@ -164,8 +164,11 @@ class Computation:
             outputs = self.observed(kind, around, self._compute, inputs)
             self._check_writes(before, versions(inputs), kind, copies=copies or not keep)
             flat = inputs
-        if kind == "forward" and (self._aliased or len(outputs) > 1):
+        if kind == "forward" and (self._aliased or len(outputs) > 1 or partition.skips.shared):
             self.aliased = aliased_values(outputs, [flat[index] for index in self._aliased])
+            skips = partition.skips
+            first = len(outputs) - len(skips.outgoing)
+            self.aliased |= {place for place, copy in enumerate(skips.outgoing, first) if copy in skips.shared}
         if kind == "forward":
             if self.i == 0:
                 layers = partition.layers

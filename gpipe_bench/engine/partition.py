@@ -13,11 +13,11 @@ from torch import nn
 
 from gpipe_bench.autograd.microbatch import MicroBatch, Values, check_open, flatten
 from gpipe_bench.autograd.sequential import Arguments, PipeSequential
+from gpipe_bench.components import Components
 from gpipe_bench.engine.transfer import Endpoint, Stream, has_streams, shared_stream
-from gpipe_bench.skip.layout import SkipLayout
-from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.layout import PartitionSkips, SkipLayout
 from gpipe_bench.skip.skippable import Skippable
-from gpipe_bench.skip.tracker import LocalTracker, use_tracker
+from gpipe_bench.skip.tracker import CountingTracker, use_tracker
 from gpipe_bench.skip.trees import TreeSpec
 
 
@@ -34,9 +34,8 @@ class Partition:
         worker: the thread that issues its tasks: one per device, on the CPU one per partition.
         own_stream: a compute stream of its rank's own, if other ranks share the device and they exchange tensors
             through the host; else None, and it computes on the caller's current stream.
-        incoming: skips that a task takes in, in order.
-        outgoing: skips that a task gives out, in order.
-        has_skips: whether any layer stashes or pops.
+        skips: the skips that come and go.
+        has_skips: whether any layer stashes, pops or peeks, or a skip rides through.
         index_on_device: the number of partitions before it on its device.
         writes_inputs: whether its layers write to their inputs; None until a first task has shown it.
         kept: where memory begins that its layers keep and may write to: buffers, frozen parameters, and tensors that
@@ -49,8 +48,7 @@ class Partition:
     rank: int
     worker: int
     own_stream: Stream
-    incoming: list[SkipKey]
-    outgoing: list[SkipKey]
+    skips: PartitionSkips
     has_skips: bool
     index_on_device: int
     writes_inputs: bool | None = None
@@ -70,7 +68,7 @@ class Partition:
         Returns:
             The values of the last layer, then the outgoing skips; and the structure of the former.
         """
-        tracker = LocalTracker(zip(self.incoming, flat[count:], strict=True)) if self.has_skips else None
+        tracker = self._tracker(flat[count:]) if self.has_skips else None
         with nullcontext() if tracker is None else use_tracker(tracker):
             given = MicroBatch(flat[:count], structure).unwrap()
             if isinstance(self.layers, PipeSequential) and isinstance(given, Arguments):
@@ -82,9 +80,15 @@ class Partition:
         values, structure = flatten(result)
         if tracker is None:
             return values, structure
-        skips = [tracker.load(key) for key in self.outgoing]
+        skips = [tracker.load(copy.key) for copy in self.skips.outgoing]
         check_open(skips)
         return (*values, *skips), structure
+
+    def _tracker(self, arrived: Values) -> CountingTracker:
+        """Keeps skips, of which these have come, until the last layer here has read them and they leave."""
+        uses, copies = self.skips.uses, zip(self.skips.incoming, arrived, strict=True)
+        here = [(copy.key, value) for copy, value in copies for _ in range(uses[copy])]
+        return CountingTracker(here, self.skips.stashed)
 
 
 TASK: Final = Partition.compute.__code__
@@ -96,21 +100,31 @@ def put_in_place(
     devices: Sequence[torch.device],
     ranks: Sequence[int],
     layout: SkipLayout,
+    components: Components,
     *,
-    portals: bool,
     transfer: str,
+    processes: bool,
 ) -> list[Partition]:
-    """Put partitions on devices; ``ranks`` are their devices of the schedule.
+    """Put partitions on devices.
 
-    With portals a skip goes from its source to its destination in one hop. Else it rides along, and every partition
-    between takes it in and gives it out.
+    Args:
+        partitions: the layers.
+        devices: of each partition.
+        ranks: likewise its device of the schedule.
+        layout: where skips begin and end.
+        components: which components are on.
+        transfer: ``direct`` or ``host``.
+        processes: whether each rank is a process.
     """
     found = []
+    # Between partitions of one place nothing is copied.
+    places = [*zip(devices, ranks, strict=True)] if transfer == "host" or processes else devices
     own: dict[int, Stream] = {}
     for j, (layers, device) in enumerate(zip(partitions, devices, strict=True)):
         sharing = {rank for rank, other in zip(ranks, devices, strict=True) if other == device}
         if transfer == "host" and len(sharing) > 1 and ranks[j] not in own:
             own[ranks[j]] = shared_stream(device, sorted(sharing).index(ranks[j]))
+        skips = layout.at(j, places, portals=components.portals)
         found.append(
             Partition(
                 j,
@@ -119,9 +133,8 @@ def put_in_place(
                 ranks[j],
                 worker=j if device.type == "cpu" else list(devices).index(device),
                 own_stream=own.get(ranks[j]),
-                incoming=layout.arrivals(j) if portals else layout.passing(j - 1),
-                outgoing=layout.departures(j) if portals else layout.passing(j),
-                has_skips=bool(layout.passing(j) or layout.passing(j - 1))
+                skips=skips,
+                has_skips=bool(skips.incoming or skips.outgoing)
                 or any(isinstance(layer, Skippable) for layer in layers.modules()),
                 index_on_device=list(devices[:j]).count(device),
             )

@@ -34,7 +34,7 @@ from gpipe_bench.engine.transfer import Endpoint, Route, Stream, current_stream,
 from gpipe_bench.engine.worker import Turns, this_thread
 from gpipe_bench.errors import UnsupportedError
 from gpipe_bench.schedules.program import Plan
-from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.layout import SkipCopy
 
 
 class Executor(Protocol):
@@ -53,10 +53,11 @@ class Pipeline:
     Args:
         executor: what runs the batches.
         ranks: for each partition the device of the schedule that it belongs to.
+        processes: whether each rank is a process.
     """
 
-    def __init__(self, executor: Executor, ranks: tuple[int, ...]) -> None:
-        self.executor, self.ranks = executor, ranks
+    def __init__(self, executor: Executor, ranks: tuple[int, ...], *, processes: bool = False) -> None:
+        self.executor, self.ranks, self._processes = executor, ranks, processes
         self.reset_process_state()
 
     def reset_process_state(self) -> None:
@@ -70,19 +71,21 @@ class Pipeline:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # of this class alone
 
-    def plan(self, module: PartitionedModule, m: int) -> Plan[SkipKey]:
+    def plan(self, module: PartitionedModule, m: int) -> Plan[SkipCopy]:
         """What a batch of m micro-batches is to do, by the settings and modes of now."""
         if self._in_place[0] is not module.partitions:
             self.reset_process_state()
-            options: Any = {"portals": module.components.portals, "transfer": module.transfer}
-            found = put_in_place(module.partitions, module.devices, self.ranks, module.skip_layout, **options)
+            options: Any = {"transfer": module.transfer, "processes": self._processes}
+            found = put_in_place(
+                module.partitions, module.devices, self.ranks, module.skip_layout, module.components, **options
+            )
             self._in_place = module.partitions, found
         return Plan(
             m=m,
             n=len(module.partitions),
             components=module.components,
             checkpoint=module.checkpoint if module.training else "never",
-            arrivals={each.j: each.incoming for each in self._in_place[1]},
+            arrivals={each.j: each.skips.incoming for each in self._in_place[1]},
             backward=torch.is_grad_enabled() and not torch.is_inference_mode_enabled(),
         )
 
@@ -129,7 +132,7 @@ class Batch:
     """
 
     def __init__(
-        self, module: PartitionedModule, partitions: list[Partition], seen: SeenLayers, plan: Plan[SkipKey], cut: Cut
+        self, module: PartitionedModule, partitions: list[Partition], seen: SeenLayers, plan: Plan[SkipCopy], cut: Cut
     ) -> None:
         self.module, self.partitions, self.plan, self._seen = module, partitions, plan, seen
         self.microbatches, self.sizes, self.chunks, self.gather = cut.microbatches, cut.sizes, cut.chunks, cut.gather

@@ -64,7 +64,7 @@ def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]], skips: 
 
     Args:
         schedule: a schedule, or for each device a list of ``(kind, i, j)``.
-        skips: (source, target) of each skip: the partition that stashes it, and the one that pops it.
+        skips: for each skip the partition that stashes it, then those that read it, in order.
 
     Raises:
         ScheduleError: the schedule cannot run; the message names the actions of the first problems.
@@ -156,7 +156,7 @@ def _crossed(channel: Channel) -> list[tuple[Message, Message]]:
 
 
 def _misled(skips: Skips, partitions: int) -> Iterator[str]:
-    for source, target in skips:
-        if not 0 <= source <= target < partitions:
-            got = f"one from {source} to {target} of {partitions} partitions"
-            yield f"a skip must lead to a later partition, or stay in its own, got {got}; correct it"
+    for skip in skips:
+        if [*skip] != sorted(skip) or not 0 <= skip[0] <= skip[-1] < partitions:
+            got = f"one from {' to '.join(map(str, skip))} of {partitions} partitions"
+            yield f"a skip must lead to later partitions, or stay in its own, got {got}; correct it"

@@ -1,21 +1,25 @@
 """What devices send each other, and in which order: it follows from a schedule and from the skips of a model.
 
-F(i,j)          takes the activation of i and the skips that end in j
-                sends its activation to j + 1, then each skip that begins in j to the partition that pops it
-B(i,j), I(i,j)  take the gradient of i and those of the skips that begin in j
-                send a gradient to j - 1, then one of each skip that ends in j to the partition that stashed it
+F(i,j)          takes the activation of i and the skips that j reads
+                sends its activation to j + 1, then each skip to the partitions that take it from j
+B(i,j), I(i,j)  take the gradient of i and those of the skips that go on from j
+                send a gradient to j - 1, then one of each skip that j reads to the partition before j in its chain
+
+The chain of a skip is the partition that stashes it, then those that read it, in order. Each device receives a skip
+once: a partition takes it from the last one before it in the chain on its own device, or else from the one before it.
+Gradients go back along the chain, and each partition adds its own: this is the order of the plain module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpipe_bench.schedules.actions import Action, Schedule
 
-Skips = Sequence[tuple[int, int]]
-"""For each skip the partition that stashes it and the one that pops it."""
+Skips = Sequence[tuple[int, ...]]
+"""For each skip the partition that stashes it, then those that read it, in order."""
 
 
 class Message(NamedTuple):
@@ -36,28 +40,46 @@ class Message(NamedTuple):
         return f"{what} of micro-batch {self.i} to partition {self.j}"
 
 
-def taken(action: Action, partitions: int, skips: Skips) -> list[Message]:
-    """What an action takes from other partitions, in order."""
-    return _messages(action, partitions, skips, sends=False)
+def holder(chain: Sequence[int], j: int, homes: Sequence[Hashable]) -> int:
+    """The partition from which partition j takes a skip: see above; ``homes``: the device of each partition."""
+    before = chain[: chain.index(j)]
+    return next((each for each in reversed(before) if homes[each] == homes[j]), before[-1])
 
 
-def sent(action: Action, partitions: int, skips: Skips) -> list[Message]:
-    """What an action sends to other partitions, in order."""
-    return _messages(action, partitions, skips, sends=True)
-
-
-def _messages(action: Action, partitions: int, skips: Skips, *, sends: bool) -> list[Message]:
+def taken(action: Action, homes: Sequence[int], skips: Skips) -> list[Message]:
+    """What an action takes from other partitions, in order; ``homes``: the device of each partition."""
     kind, i, j = action
-    if kind in "RW":
-        return []
-    way, step = ("F", 1) if kind == "F" else ("B", -1)
-    # A gradient goes the other way.
-    routes = [route if kind == "F" else route[::-1] for route in skips]
-    if sends:
-        own = [Message(way, i, j + step)] if 0 <= j + step < partitions else []
-        return own + [Message(way, i, end, k) for k, (start, end) in enumerate(routes) if start == j != end]
-    own = [Message(way, i, j)] if 0 <= j - step < partitions else []
-    return own + [Message(way, i, j, k) for k, (start, end) in enumerate(routes) if end == j != start]
+    if kind == "F":
+        own = [Message("F", i, j)] * (j > 0)
+        return own + [Message("F", i, j, k) for k, chain in enumerate(_chains(skips)) if j in chain[1:]]
+    if kind in "BI":
+        own = [Message("B", i, j)] * (j < len(homes) - 1)
+        return own + [Message("B", i, j, k) for k, chain in enumerate(_chains(skips)) if j in chain[:-1]]
+    return []
+
+
+def sent(action: Action, homes: Sequence[int], skips: Skips) -> list[Message]:
+    """What an action sends to other partitions, in order; ``homes``: the device of each partition."""
+    kind, i, j = action
+    if kind == "F":
+        own = [Message("F", i, j + 1)] * (j < len(homes) - 1)
+        ends = [
+            (k, end)
+            for k, chain in enumerate(_chains(skips))
+            for end in chain[1:]
+            if j in chain and holder(chain, end, homes) == j
+        ]
+        return own + [Message("F", i, end, k) for k, end in ends]
+    if kind in "BI":
+        own = [Message("B", i, j - 1)] * (j > 0)
+        ends = [(k, chain[chain.index(j) - 1]) for k, chain in enumerate(_chains(skips)) if j in chain[1:]]
+        return own + [Message("B", i, end, k) for k, end in ends]
+    return []
+
+
+def _chains(skips: Skips) -> Iterator[tuple[int, ...]]:
+    """Without partitions that occur again, where a skip is read in its own partition or by several layers of one."""
+    return (tuple(dict.fromkeys(skip)) for skip in skips)
 
 
 @dataclass(slots=True)
@@ -75,16 +97,16 @@ class Channel:
 
 def channels(schedule: Schedule, skips: Skips = ()) -> dict[tuple[int, int], Channel]:
     """The channel of each pair (sender, receiver) of devices between which anything travels."""
-    n, homes = schedule.partitions, schedule.placement
+    homes = schedule.placement
     found: dict[tuple[int, int], Channel] = {}
     origins: dict[Message, int] = {}
     for action in schedule:
-        for message in sent(action, n, skips):
+        for message in sent(action, homes, skips):
             origins[message] = homes[action.j]
             if homes[action.j] != homes[message.j]:
                 found.setdefault((homes[action.j], homes[message.j]), Channel()).sent.append((message, action))
     for action in schedule:
-        for message in taken(action, n, skips):
+        for message in taken(action, homes, skips):
             if origins[message] != homes[action.j]:
                 found[origins[message], homes[action.j]].taken.append((message, action))
     return found

@@ -1,4 +1,4 @@
-"""The ``@skippable`` decorator: a layer stashes tensors for later layers and pops tensors of earlier layers.
+"""The ``@skippable`` decorator: a layer stashes tensors for later layers, and pops or peeks tensors of earlier layers.
 
     @skippable(stash=["residual"])
     class Enter(nn.Module):
@@ -12,8 +12,9 @@
             residual = yield pop("residual")
             return x + residual
 
-torchgpipe (arXiv 2004.09910, section 3.3) introduced this interface. There a decorated layer is a module around the
-layer, which renames every parameter. Here the decorator derives a class from the layer's class, under the same name.
+torchgpipe (arXiv 2004.09910, section 3.3) introduced stash and pop. A peek reads a stash and leaves it for others. In
+torchgpipe a decorated layer is a module around the layer, which renames every parameter. Here the decorator derives a
+class from the layer's class, under the same name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, Final, Self, TypeVar, cast
@@ -63,16 +65,34 @@ class pop:  # noqa: N801 - reads as a statement: `tensor = yield pop(name)`
     name: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class peek:  # noqa: N801 - reads as a statement: `tensor = yield peek(name)`
+    """Reads a tensor that an earlier layer stashed, and leaves it for later layers: ``tensor = yield peek(name)``.
+
+    Args:
+        name: a name that the layer declares as ``peek``.
+    """
+
+    name: str
+
+
 class Skippable:
     """Base class of the classes that :func:`skippable` gives.
 
     Attributes:
         stashable_names: skips that the class declares as ``stash``.
         poppable_names: skips that it declares as ``pop``.
+        peekable_names: skips that it declares as ``peek``.
     """
 
     stashable_names: frozenset[str] = frozenset()
     poppable_names: frozenset[str] = frozenset()
+    peekable_names: frozenset[str] = frozenset()
+
+    @property
+    def skip_names(self) -> frozenset[str]:
+        """All skips that the class declares."""
+        return self.stashable_names | self.poppable_names | self.peekable_names
 
     @property
     def _namespaces(self) -> dict[str, Namespace]:
@@ -90,6 +110,10 @@ class Skippable:
         """Keys of the skips that this layer pops, by name."""
         return [self.skip_key(name) for name in sorted(self.poppable_names)]
 
+    def peeks(self) -> list[SkipKey]:
+        """Keys of the skips that this layer reads and leaves, by name."""
+        return [self.skip_key(name) for name in sorted(self.peekable_names)]
+
     def isolate(self, ns: Namespace, *, only: Iterable[str] | None = None) -> Self:
         """Put skips of this layer into a namespace.
 
@@ -104,7 +128,7 @@ class Skippable:
             TypeError: ``only`` is a string.
             ValueError: the layer does not declare a name in ``only``.
         """
-        declared = self.stashable_names | self.poppable_names
+        declared = self.skip_names
         names = declared if only is None else _names("only", only)
         if names - declared:
             raise ValueError(
@@ -115,43 +139,50 @@ class Skippable:
         return self
 
     def _drive(self, commands: Generator[Any, Any, Any]) -> Any:
-        """Run the generator of ``forward`` to its end and carry out each ``stash`` and ``pop`` that it yields."""
+        """Run the generator of ``forward`` to its end, and carry out what it yields."""
         tracker = current_tracker()
-        stashed: set[str] = set()
-        popped: set[str] = set()
+        done: dict[str, set[str]] = {"stash": set(), "pop": set(), "peek": set()}
         answer: Tensor | None = None
         while True:
             try:
                 command = commands.send(answer)
             except StopIteration as stop:
-                self._check_complete(stashed, popped)
+                self._check_complete(done)
+                for key in self.peeks():
+                    tracker.leave(key)
                 return stop.value
             answer = None
             if isinstance(command, stash):
-                self._check_declared("stash", command.name, self.stashable_names)
+                self._note(done, "stash", command.name)
                 _check_stash(command.name, command.tensor)
-                stashed.add(command.name)
                 tracker.save(self.skip_key(command.name), command.tensor)
             elif isinstance(command, pop):
-                self._check_declared("pop", command.name, self.poppable_names)
-                popped.add(command.name)
+                self._note(done, "pop", command.name)
                 answer = tracker.load(self.skip_key(command.name))
+            elif isinstance(command, peek):
+                self._note(done, "peek", command.name)
+                answer = tracker.peek(self.skip_key(command.name))
             else:
                 raise TypeError(
-                    f"{type(self).__name__}.forward must yield stash(...) or pop(...), got {command!r}; "
+                    f"{type(self).__name__}.forward must yield stash(...), pop(...) or peek(...), got {command!r}; "
                     "yield nothing else from a skippable layer"
                 )
 
-    def _check_declared(self, verb: str, name: str, declared: frozenset[str]) -> None:
+    def _declared(self) -> dict[str, frozenset[str]]:
+        return {"stash": self.stashable_names, "pop": self.poppable_names, "peek": self.peekable_names}
+
+    def _note(self, done: dict[str, set[str]], verb: str, name: str) -> None:
+        declared = self._declared()[verb]
         if name not in declared:
             raise SkipUsageError(
                 f"{type(self).__name__} must declare every skip it uses, got {verb}({name!r}) with {verb} declared as "
                 f"{sorted(declared)}; add {name!r} to @skippable({verb}=[...])"
             )
+        done[verb].add(name)
 
-    def _check_complete(self, stashed: set[str], popped: set[str]) -> None:
-        for verb, declared, done in (("stash", self.stashable_names, stashed), ("pop", self.poppable_names, popped)):
-            missing = sorted(declared - done)
+    def _check_complete(self, done: Mapping[str, AbstractSet[str]]) -> None:
+        for verb, declared in self._declared().items():
+            missing = sorted(declared - done.get(verb, frozenset()))
             if missing:
                 raise SkipUsageError(
                     f"{type(self).__name__}.forward must {verb} every skip it declares, got none of {missing}; "
@@ -159,7 +190,9 @@ class Skippable:
                 )
 
 
-def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[type[ModuleT]], type[ModuleT]]:
+def skippable(
+    stash: Iterable[str] = (), pop: Iterable[str] = (), peek: Iterable[str] = ()
+) -> Callable[[type[ModuleT]], type[ModuleT]]:
     """Declare the skips of a layer class, whose ``forward`` yields them.
 
     ::
@@ -178,12 +211,17 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
 
         pipe = GPipe(nn.Sequential(Enter(), nn.Linear(8, 8), Leave()), [1, 2], devices=["cuda:0", "cuda:1"])
 
-    Each skip has one layer that stashes it, and one later layer that pops it. The layers also run in a plain
-    ``nn.Sequential``. ``forward`` must yield every skip that the class declares, and no other.
+    Each skip has one layer that stashes it, and one or more later layers that read it: any number of layers peek, and
+    the last reader may pop. The layers also run in a plain ``nn.Sequential``. ``forward`` must yield every skip that
+    the class declares, and no other.
+
+    A pipeline frees a tensor after its last reader, whether that pops or peeks. A plain ``nn.Sequential`` keeps one
+    that is not popped until another one is stashed under its name.
 
     Args:
         stash: names of the skips that ``forward`` stashes.
         pop: names of the skips that ``forward`` pops.
+        peek: names of the skips that ``forward`` reads and leaves.
 
     Returns:
         A decorator, which derives a new class from the one that it gets, with its name. The class that it gets stays as
@@ -191,9 +229,9 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
         without arguments: to ``super(Enter, self)``, ``Enter`` would be the new class.
 
     Raises:
-        TypeError: ``stash`` or ``pop`` is a string.
+        TypeError: ``stash``, ``pop`` or ``peek`` is a string.
     """
-    stashable, poppable = _names("stash", stash), _names("pop", pop)
+    stashable, poppable, peekable = _names("stash", stash), _names("pop", pop), _names("peek", peek)
 
     def decorate(module_cls: type[ModuleT]) -> type[ModuleT]:
         # Of a class that is decorated already, new names take the place of the old ones.
@@ -204,14 +242,15 @@ def skippable(stash: Iterable[str] = (), pop: Iterable[str] = ()) -> Callable[[t
             result = plain_forward(self, *args, **kwargs)
             if isinstance(result, GeneratorType):
                 return self._drive(result)
-            self._check_complete(set(), set())
+            self._check_complete({})
             return result
 
         forward.undriven = plain_forward  # type: ignore[attr-defined]  # functions take attributes
         bases = (module_cls,) if issubclass(module_cls, Skippable) else (module_cls, Skippable)
         body = {name: vars(module_cls)[name] for name in _NAMES if name in vars(module_cls)}
-        body |= {"stashable_names": stashable, "poppable_names": poppable, "forward": forward}
-        body |= {"_decorated": (module_cls, stashable, poppable), "__reduce_ex__": _reduce}
+        body |= {"stashable_names": stashable, "poppable_names": poppable, "peekable_names": peekable}
+        body |= {"_decorated": (module_cls, stashable, poppable, peekable), "__reduce_ex__": _reduce}
+        body["forward"] = forward
         return types.new_class(module_cls.__name__, bases, exec_body=lambda namespace: namespace.update(body))
 
     return decorate
@@ -230,8 +269,8 @@ def _reduce(self: Any, protocol: Any) -> Any:
 
 
 @functools.cache
-def _derived(module_cls: type[nn.Module], stashable: frozenset[str], poppable: frozenset[str]) -> type[nn.Module]:
-    return skippable(stashable, poppable)(module_cls)
+def _derived(module_cls: type[nn.Module], *names: frozenset[str]) -> type[nn.Module]:
+    return skippable(*names)(module_cls)
 
 
 def _blank(*decorated: Any) -> nn.Module:
@@ -256,7 +295,7 @@ def isolate(module: ModuleT, ns: Namespace, *, only: Iterable[str] | None = None
         ValueError: no layer declares a name in ``only``.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, Skippable)]
-    declared = frozenset().union(*(layer.stashable_names | layer.poppable_names for layer in layers))
+    declared = frozenset().union(*(layer.skip_names for layer in layers))
     names = declared if only is None else _names("only", only)
     if names - declared:
         raise ValueError(
@@ -264,7 +303,7 @@ def isolate(module: ModuleT, ns: Namespace, *, only: Iterable[str] | None = None
             f"choose from {sorted(declared)}"
         )
     for layer in layers:
-        layer.isolate(ns, only=names & (layer.stashable_names | layer.poppable_names))
+        layer.isolate(ns, only=names & layer.skip_names)
     return module
 
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from gpipe_bench.distributed import Pipe, exchange
 from gpipe_bench.schedules import SCHEDULES, named_schedule, with_recomputation
-from gpipe_bench.schedules.messages import Message, channels
-from tests.distributed.test_parity import ranks_of, unet
+from gpipe_bench.schedules.messages import Message, channels, holder
+from tests.distributed.test_parity import ranks_of, read_by_all, unet
 from tests.distributed.threads import results_of
 
 
@@ -21,7 +21,7 @@ class Watched(exchange.Exchange):
     def __init__(self, group, rows, skips, *arguments, **options):
         skips = dict(skips)
         super().__init__(group, rows, skips, *arguments, **options)
-        self.keys, self.routes = [None, *skips], [None, *skips.values()]
+        self.keys, self.chains = [None, *skips], [range(len(rows)), *skips.values()]
         self.put_there, self.taken_here = defaultdict(list), defaultdict(list)
 
     def note(self, notes, key, other):
@@ -35,13 +35,17 @@ class Watched(exchange.Exchange):
     def take(self, key, place):
         way, _, j, skip = key
         if way in "FB" and (way, j, skip) != ("F", 0, None):
-            route = self.routes[self.keys.index(skip)] or (j - 1, j + 1)
-            self.note(self.taken_here, key, self._ranks[route[way == "B"]])
+            chain = self.chains[self.keys.index(skip)]
+            source = (
+                chain[chain.index(j) + 1] if way == "B" else j - 1 if skip is None else holder(chain, j, self._ranks)
+            )
+            self.note(self.taken_here, key, self._ranks[source])
         return super().take(key, place)
 
 
+@pytest.mark.parametrize("model", [unet, read_by_all])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_messages_are_sent_and_taken_in_the_order_of_the_proof(schedule, monkeypatch):
+def test_messages_are_sent_and_taken_in_the_order_of_the_proof(schedule, model, monkeypatch):
     watched = {}
 
     def watch(*arguments, **options):
@@ -53,9 +57,9 @@ def test_messages_are_sent_and_taken_in_the_order_of_the_proof(schedule, monkeyp
     ranks = ranks_of(schedule, 4)
 
     def job(group):
-        pipe = Pipe(unet(), [2, 2, 2, 2], schedule=schedule, group=group, chunks=5, checkpoint="always")
+        pipe = Pipe(model(), [2, 2, 2, 2], schedule=schedule, group=group, chunks=5, checkpoint="always")
         pipe.step(torch.rand(5, 3).double(), torch.rand(5, 3).double(), functional.mse_loss)
-        return list(pipe.skip_layout.routes.values())
+        return list(pipe.skip_layout.chains().values())
 
     skips = results_of(ranks, job)[0]
     expected = channels(with_recomputation(named_schedule(schedule, 5, 4, ranks), 5), skips)

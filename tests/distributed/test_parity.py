@@ -20,7 +20,7 @@ from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.skip import Namespace
 from tests.distributed.threads import results_of
 from tests.engine.steps import DOUBLE, scheduled
-from tests.engine.support import MODES, Pop, Stash
+from tests.engine.support import MODES, Peek, Pop, Stash
 from tests.engine.test_mixed_values import make_model
 
 MODELS = int(os.environ.get("MIXED_MODELS", "1"))
@@ -99,11 +99,22 @@ def unet():
     return nn.Sequential(*layers).double()
 
 
+def read_by_all():
+    """Each of four partitions stashes what it makes, and the later ones read it."""
+    spaces = [Namespace() for _ in range(4)]
+    layers = []
+    for j in range(4):
+        reads = [Peek(spaces[k]) for k in range(j)]
+        layers += [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), *reads), Stash(spaces[j])]
+    return nn.Sequential(*layers[:-1], nn.Linear(3, 3)).double()
+
+
 @pytest.mark.parametrize("rows", [8, 3])
+@pytest.mark.parametrize("make_model", [unet, read_by_all])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_skips_in_all_directions(schedule, rows):
+def test_skips_in_all_directions(schedule, make_model, rows):
     torch.manual_seed(1)
-    model, balance = unet(), [2, 2, 2, 2]
+    model, balance = make_model(), [2, 2, 2, 2]
     batches = [(torch.rand(rows, 3).double(), torch.rand(rows, 3).double())]
     expected = together(scheduled(copy.deepcopy(model), balance, schedule, chunks=8, workers="never"), batches)
     found = apart(

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench import is_recomputing
-from gpipe_bench.skip import Namespace, pop, skippable, stash
+from gpipe_bench.skip import Namespace, peek, pop, skippable, stash
 
 WIDTH = 4
 
@@ -970,6 +970,17 @@ class Pops(Layer):
         return x * self.w + skip if self.uses else x * self.w
 
 
+@skippable(peek=["skip"])
+class Peeks(Layer):
+    """Adds what was stashed, twice."""
+
+    def forward(self, values: Any) -> Any:
+        x = first(values)
+        self.note("forward", x)
+        skip = yield peek("skip")
+        return x * self.w + TimesInPlace.apply(self.note, skip, self.v) * 2 + skip
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 KINDS: dict[str, type[Layer]] = {
@@ -985,7 +996,7 @@ KINDS: dict[str, type[Layer]] = {
     )
 }  # fmt: skip
 """Layers with side effects, by name."""
-SKIPS = ("skip", "skip that is left")
+SKIPS = ("skip", "skip that is left", "skip of many")
 DRAWING = tuple(kind for kind, each in KINDS.items() if issubclass(each, Draws))
 UNUSED = ("Monitors", "MonitorsFirst", "MonitorsLog", "MonitorsWriting", "MonitorsInput", "skip that is left")
 """Kinds with outputs that get no gradient."""
@@ -1030,9 +1041,14 @@ def random_model(kinds: Sequence[str], seed: int, rows: int, ledger: Ledger) -> 
             start, end = sorted(draw.sample(range(count), 2))
             stashes = Stashes(f"{start} {skip}, stash", ledger, draw, rows)
             pops = Pops(f"{end} {skip}, pop", ledger, draw, rows).isolate(stashes.space)
-            pops.uses = skip == "skip"
+            pops.uses = skip != "skip that is left"
             layers[start].append(stashes)
-            layers[end].insert(0, pops)
+            if skip != "skip of many" or draw.random() < 0.5:
+                layers[end].insert(0, pops)
+            for number in range(draw.randint(2, 5) if skip == "skip of many" else 0):
+                place = draw.randint(start + 1, end)
+                peeks = Peeks(f"{place} {skip}, peek {number}", ledger, draw, rows).isolate(stashes.space)
+                layers[place].insert(0, peeks)
     children = [layer[0] if len(layer) == 1 else nn.Sequential(*layer) for layer in layers]
     for child in children:
         child.requires_grad_(requires_grad=draw.random() < 0.9)

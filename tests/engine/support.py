@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gpipe_bench import Components, GPipe, is_checkpointing, is_recomputing
 from gpipe_bench.engine.observer import Task
-from gpipe_bench.skip import Namespace, pop, skippable, stash
+from gpipe_bench.skip import Namespace, peek, pop, skippable, stash
 
 WIDTH = 3
 MODES = ("always", "except_last", "never")
@@ -160,6 +160,15 @@ class Pop(nn.Module):
 
     def forward(self, value: Any) -> Any:
         skip = yield pop("skip")
+        return value if skip is None or self.ignore else on_floats(lambda tensor: tensor + skip, value)
+
+
+@skippable(peek=["skip"])
+class Peek(Pop):
+    """Adds what was stashed, and leaves it for others."""
+
+    def forward(self, value: Any) -> Any:
+        skip = yield peek("skip")
         return value if skip is None or self.ignore else on_floats(lambda tensor: tensor + skip, value)
 
 

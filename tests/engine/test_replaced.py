@@ -149,7 +149,7 @@ def test_skips_follow():
     model[1], model[2] = Pop(), nn.Identity()
     torch.testing.assert_close(model(X), before)
     model[1] = nn.Identity()
-    with pytest.raises(SkipLayoutError, match="no layer pops 'skip'"):
+    with pytest.raises(SkipLayoutError, match="no layer reads 'skip'"):
         model(X)
     model[1] = Pop()
     torch.testing.assert_close(model(X), before)

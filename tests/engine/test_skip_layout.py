@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from gpipe_bench.errors import SkipLayoutError
-from gpipe_bench.skip import Namespace, pop, skippable, stash, verify_skippables
-from gpipe_bench.skip.layout import inspect_skip_layout
-from tests.engine.support import Do, Mix, Pop, Stash, on_cpu, skip_pair
+from gpipe_bench.skip import Namespace, peek, pop, skippable, stash, verify_skippables
+from gpipe_bench.skip.layout import SkipCopy, inspect_skip_layout
+from tests.engine.support import Do, Mix, Peek, Pop, Stash, on_cpu, skip_pair
 
 
 @skippable(stash=["a", "b"])
@@ -39,6 +39,22 @@ class Both(nn.Module):
     def forward(self, x):
         yield None
         return x
+
+
+@skippable(stash=["skip"], peek=["skip"])
+class OwnPeek(nn.Module):
+    def forward(self, x):
+        yield stash("skip", x)
+        return x + (yield peek("skip"))
+
+
+@skippable(pop=["skip"], peek=["skip"])
+class PeekAndPop(nn.Module):
+    def forward(self, x):
+        return (yield peek("skip")) + (yield pop("skip"))
+
+
+SKIP = SkipCopy((None, "skip"))
 
 
 # --- namespaces ----------------------------------------------------------------------------------------------------
@@ -121,15 +137,59 @@ def test_layout_of_three_skips():
     key_a, key_b, key_c = (layer.stashes()[0] for layer in (a, b, c))
     layout = inspect_skip_layout(partitions)
     assert layout.routes == {key_a: (0, 3), key_b: (0, 1), key_c: (1, 1)}
-    assert [layout.arrivals(j) for j in range(4)] == [[], [key_b], [], [key_a]]
-    assert [layout.departures(j) for j in range(4)] == [[key_a, key_b], [], [], []]
-    assert [layout.passing(j) for j in range(-1, 4)] == [[], [key_a, key_b], [key_a], [key_a], []]
+    a, b = SkipCopy(key_a), SkipCopy(key_b)
+    assert layout.chains() == {a: (0, 3), b: (0, 1)}
+    direct, riding = ([layout.at(j, range(4), portals=portals) for j in range(4)] for portals in (True, False))
+    assert [each.incoming for each in direct] == [[], [b], [], [a]]
+    assert [each.outgoing for each in direct] == [[a, b], [], [], []]
+    assert [each.incoming for each in riding] == [[], [a, b], [a], [a]]
+    assert [each.outgoing for each in riding] == [[a, b], [a], [a], []]
+    assert [each.stashed for each in direct] == [{key_a: 1, key_b: 1}, {key_c: 1}, {}, {}]
+
+
+def chained(*places, portals=True):
+    """
+    A skip and four partitions. The layers of the first three are a stash and two that peek, one that peeks, and two
+    that peek; the last one pops.
+    """
+    partitions = [[Stash(), Peek(), Peek()], [Peek()], [Peek(), Peek()], [Pop()]]
+    layout = inspect_skip_layout([nn.Sequential(*layers) for layers in partitions])
+    assert layout.routes == {(None, "skip"): (0, 0, 0, 1, 2, 2, 3)}
+    assert layout.chains() == {SKIP: (0, 1, 2, 3)}
+    return [layout.at(j, places, portals=portals) for j in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("places", "sources", "targets"),
+    [
+        ((0, 1, 2, 3), [0, 1, 2], [[1], [2], [3]]),
+        # devices 0 and 1 in turn: each takes it from itself
+        ((0, 1, 0, 1), [0, 0, 1], [[1, 2], [3], []]),
+        # there and back again
+        ((0, 1, 1, 0), [0, 1, 0], [[1, 3], [2], []]),
+    ],
+)
+def test_a_skip_that_is_read_many_times_comes_to_each_device_once(places, sources, targets):
+    skips = chained(*places)
+    assert [each.sources for each in skips] == [{}, *({SKIP: source} for source in sources)]
+    assert [each.targets for each in skips] == [*({SKIP: ends} for ends in targets), {}]
+    assert [each.previous for each in skips] == [{}, {SKIP: 0}, {SKIP: 1}, {SKIP: 2}]
+    # each reader, and one more where it goes on
+    assert [each.stashed for each in skips] == [{(None, "skip"): 3}, {}, {}, {}]
+    assert [each.uses for each in skips] == [{}, {SKIP: 2}, {SKIP: 3}, {SKIP: 1}]
+    assert [each.shared for each in skips] == [{SKIP}, {SKIP}, {SKIP}, set()]
+
+
+def test_a_skip_that_is_read_many_times_rides_along_without_portals():
+    skips = chained(0, 1, 0, 1, portals=False)
+    assert [each.sources for each in skips] == [{}, {SKIP: 0}, {SKIP: 1}, {SKIP: 2}]
+    assert [each.targets for each in skips] == [{SKIP: [1]}, {SKIP: [2]}, {SKIP: [3]}, {}]
 
 
 # --- mismatches ----------------------------------------------------------------------------------------------------
 
 MISMATCHES = {
-    "never popped": ([Stash()], "no layer pops 'skip'"),
+    "never read": ([Stash()], "no layer reads 'skip'"),
     "never stashed": ([Pop()], "layer '0' pops 'skip', which no earlier layer stashes"),
     "in the wrong order": ([Pop(), Stash()], "layer '0' pops 'skip', which no earlier layer stashes"),
     "stashed twice": ([Stash(), Stash(), Pop()], "layer '1' stashes 'skip', which an earlier layer stashed already"),
@@ -141,8 +201,13 @@ MISMATCHES = {
     ),
     "in another namespace": (
         [Stash(Namespace()), Pop(Namespace())],
-        "layer '1' pops 'skip', which no earlier layer stashes; no layer pops 'skip'",
+        "layer '1' pops 'skip', which no earlier layer stashes; no layer reads 'skip'",
     ),
+    "peeked and never stashed": ([Peek()], "layer '0' peeks 'skip', which no earlier layer stashes"),
+    "peeked before its stash": ([Peek(), Stash(), Pop()], "layer '0' peeks 'skip', which no earlier layer stashes"),
+    "peeked after its pop": ([Stash(), Pop(), Peek()], "layer '2' peeks 'skip', which an earlier layer popped already"),
+    "stashed and peeked by one layer": ([OwnPeek(), Pop()], "layer '0' both stashes and peeks 'skip'"),
+    "popped and peeked by one layer": ([Stash(), PeekAndPop()], "layer '1' both pops and peeks 'skip'"),
     "deep inside": (
         [nn.Sequential(Mix(), nn.Sequential(Pop()))],
         "layer '0.1.0' pops 'skip', which no earlier layer stashes",
@@ -156,8 +221,8 @@ def test_a_mismatch(name):
     with pytest.raises(SkipLayoutError) as caught:
         verify_skippables(nn.Sequential(*layers))
     assert str(caught.value) == (
-        f"every skip must be stashed once and popped once by a later layer, got {message}; correct the declarations, "
-        "or isolate() layers that use equal names"
+        f"every skip must be stashed once and read by later layers, of which only the last one pops it, got {message}; "
+        "correct the declarations, or isolate() layers that use equal names"
     )
 
 
@@ -165,7 +230,7 @@ def test_all_mismatches_are_told_at_once():
     with pytest.raises(TypeError) as caught:
         verify_skippables(nn.Sequential(Pop(), Two(), Stash(), Stash()))
     text = str(caught.value)
-    for part in ("layer '0' pops 'skip'", "layer '3' stashes 'skip', which an earlier", "pops 'a'", "pops 'b'"):
+    for part in ("layer '0' pops 'skip'", "layer '3' stashes 'skip', which an earlier", "reads 'a'", "reads 'b'"):
         assert re.search(re.escape(part), text), part
 
 
@@ -178,6 +243,8 @@ def test_all_mismatches_are_told_at_once():
         [Two(), Mix(), Both()],
         [nn.Sequential(Stash()), nn.Sequential(Mix(), Pop())],
         [*skip_pair(), *skip_pair()],
+        [Stash(), Peek()],
+        [Stash(), Peek(), nn.Sequential(Peek(), Mix()), Pop()],
     ],
 )
 def test_what_matches(layers):

@@ -249,7 +249,7 @@ WRONG = {
     "a stash not made": (layer(lazy, stash=["skip", "b", "a"]), SkipUsageError, "got none of ['a', 'b']"),
     "a pop not made": (layer(lazy, stash=["skip"], pop=["late"]), SkipUsageError, "got none of ['late']"),
     "a forward that is no generator": (layer(silent, stash=["skip"]), SkipUsageError, "got none of ['skip']"),
-    "a pop of what was never stashed": (Pop(), SkipUsageError, "skip 'skip' must be stashed before it is popped"),
+    "a pop of what was never stashed": (Pop(), SkipUsageError, "skip 'skip' must be stashed before it is read"),
     "a tuple of tensors stashed": (layer(several, stash=["skip"]), TypeError, "a stash must be one tensor or none"),
     "something else yielded": (layer(foreign), TypeError, "got tensor(6.); yield nothing else from a skippable layer"),
 }

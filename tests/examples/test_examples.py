@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from gpipe_bench.models.table import MODELS, model_spec, parse_arguments
+from tests.project.pages import blocks
 from tests.project.tree import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -42,6 +43,13 @@ def run(path, *arguments):
 def losses_of_migrated(name):
     """The losses of steps 0, 10 and 20."""
     return losses(run(EXAMPLES / "migrated" / f"{name}.py", "--steps", 21))
+
+
+@pytest.mark.parametrize("example", blocks((ROOT / "docs" / "skips.md").read_text(encoding="utf-8"), "python"))
+def test_the_examples_of_skips_train(example):
+    names = {}
+    exec(example, names)
+    assert all(parameter.grad is not None for parameter in names["pipe"].parameters())
 
 
 def losses(text):

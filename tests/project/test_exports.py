@@ -25,7 +25,7 @@ EXPORTS = {
         "partition_model",
         "renamed_state_dict",
     ],
-    "gpipe_bench.skip": ["Namespace", "Skippable", "isolate", "pop", "skippable", "stash", "verify_skippables"],
+    "gpipe_bench.skip": ["Namespace", "Skippable", "isolate", "peek", "pop", "skippable", "stash", "verify_skippables"],
     "gpipe_bench.balance": [
         "balance_by_simulation",
         "balance_by_size",

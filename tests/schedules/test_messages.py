@@ -36,7 +36,24 @@ def at_random(n):
     return [tuple(sorted(draw.choices(range(n), k=2))) for _ in range(2 * n)]
 
 
-SKIPS = {"none": lambda _: [], "nested": nested, "to the last": to_the_last, "at random": at_random}
+def to_all(n):
+    """Each partition reads what all before it have stashed."""
+    return [tuple(range(k, n)) for k in range(n)]
+
+
+def to_some(n):
+    draw = random.Random(crc32(f"readers {n}".encode()))
+    return [tuple(sorted(draw.choices(range(n), k=4))) for _ in range(2 * n)]
+
+
+SKIPS = {
+    "none": lambda _: [],
+    "nested": nested,
+    "to the last": to_the_last,
+    "at random": at_random,
+    "to all": to_all,
+    "to some": to_some,
+}
 
 
 def cases(name):
@@ -50,14 +67,14 @@ def cases(name):
 
 def programs(schedule, skips):
     """For each device what it takes from others and sends to them, in order: (whether it sends, other, message)."""
-    n, homes = schedule.partitions, schedule.placement
-    source = {message: homes[action.j] for action in schedule for message in sent(action, n, skips)}
+    homes = schedule.placement
+    source = {message: homes[action.j] for action in schedule for message in sent(action, homes, skips)}
     found = []
     for device, row in enumerate(schedule.devices):
         steps = []
         for action in row:
-            steps += [(False, source[message], message) for message in taken(action, n, skips)]
-            steps += [(True, homes[message.j], message) for message in sent(action, n, skips)]
+            steps += [(False, source[message], message) for message in taken(action, homes, skips)]
+            steps += [(True, homes[message.j], message) for message in sent(action, homes, skips)]
         found.append([step for step in steps if step[1] != device])
     return found
 
@@ -174,7 +191,56 @@ def test_messages_that_cross_are_named():
     )
 
 
-@pytest.mark.parametrize("skip", [(1, 0), (0, 2), (-1, 1)])
+BLOCKS = 16
+
+
+def copies(name, devices, chains):
+    """Tensors that go forward from device to device, for each micro-batch."""
+    n = devices * (1 + (name in TWO_PER_DEVICE))
+    schedule = named_schedule(name, 4, n, devices)
+    messages = [message for each in channels(schedule, chains(BLOCKS // n)).values() for message, _ in each.sent]
+    forward = sum(message.way == "F" for message in messages)
+    assert len(messages) >= 2 * forward
+    return forward / 4
+
+
+def block_attention_residuals(per):
+    """Each of 16 blocks reads the outputs of all earlier ones, ``per`` blocks in a partition."""
+    return [tuple(reader // per for reader in range(block, BLOCKS)) for block in range(BLOCKS)]
+
+
+def a_copy_per_reader(per):
+    return [(chain[0], reader) for chain in block_attention_residuals(per) for reader in chain[1:]]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices", "once", "per_reader"), [("1f1b", 4, 27, 99), ("interleaved", 4, 43, 103)]
+)
+def test_a_skip_that_is_read_many_times_comes_to_each_device_once(schedule, devices, once, per_reader):
+    assert copies(schedule, devices, block_attention_residuals) == once
+    assert copies(schedule, devices, a_copy_per_reader) == per_reader
+
+
+def test_a_skip_goes_on_from_where_it_is_and_its_gradients_go_back_from_reader_to_reader():
+    schedule = named_schedule("interleaved", 1, 4, 2)
+    found = channels(schedule, [(0, 1, 2, 3)])
+    sends = {
+        ends: [str(message) for message, _ in channel.sent if message.skip is not None]
+        for ends, channel in found.items()
+    }
+    assert sends == {
+        (0, 1): [
+            "activation of skip 0 of micro-batch 0 to partition 1",
+            "gradient of skip 0 of micro-batch 0 to partition 1",
+        ],
+        (1, 0): [
+            "gradient of skip 0 of micro-batch 0 to partition 2",
+            "gradient of skip 0 of micro-batch 0 to partition 0",
+        ],
+    }
+
+
+@pytest.mark.parametrize("skip", [(1, 0), (0, 2), (-1, 1), (0, 1, 0)])
 def test_a_skip_that_leads_nowhere_is_refused(skip):
-    with pytest.raises(ScheduleError, match="a skip must lead to a later partition, or stay in its own, got one from"):
+    with pytest.raises(ScheduleError, match="a skip must lead to later partitions, or stay in its own, got one from"):
         check(named_schedule("1f1b", 2, 2, 2), [(0, 1), skip])

@@ -57,12 +57,16 @@ class Slot:
         return outputs
 
     def run_backward(self, grads: Sequence[Tensor | None], *, keep_graph: bool = False) -> list[Tensor | None]:
-        """Run the graph backward, from gradients of the outputs to those of the inputs; what gets none does not run."""
+        """Run the graph backward, from gradients of the outputs to those of the inputs; what gets none does not run.
+
+        Those of one tensor are added in the order of the plain module, as in a cell of the runtime: the last one first.
+        """
         edges = self._edges or []
         if not keep_graph:
             self._edges = None
-        pairs = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if edge is not None and grad is not None]
-        del edges
+        both = zip(edges[::-1], grads[::-1], strict=True)
+        pairs = [(edge, grad) for edge, grad in both if edge is not None and grad is not None]
+        del edges, both
         leaves, self._leaves = self._leaves, []
         if not pairs:
             return [None] * len(leaves) if leaves else self._inlet.spread(())

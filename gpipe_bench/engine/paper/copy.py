@@ -4,10 +4,14 @@ Both directions of a copy run on the copy streams that were current when the nod
 stream on which it was made, and makes that stream wait for every defined gradient (torchgpipe, arXiv 2004.09910,
 section 3.2.2).
 
-A portal takes a skip from the partition that stashes it to the one that pops it, in one hop. torchgpipe (section 3.3)
+A portal takes a skip from the partition that stashes it to one that reads it, in one hop. torchgpipe (section 3.3)
 moves the tensor outside the graph and leaves phonies in it. Here the graph has the tensor itself: a node from its stash
-to its pop, past all partitions between. Without portals a skip rides in the tuple of its micro-batch through each of
+to its reader, past all partitions between. Without portals a skip rides in the tuple of its micro-batch through each of
 these partitions.
+
+Where several partitions read a skip, portals lead from one reader to the next, and each partition adds its gradient to
+that of the later ones. If the tensor is already on the device of a reader, the node is a Return, which moves the
+gradient alone.
 """
 
 from __future__ import annotations
@@ -39,6 +43,19 @@ class Copy(Function):
 
 class Portal(Copy):
     """The same for a skip."""
+
+
+class Return(Portal):
+    """(route, holding, here, value) -> here: the skip is on the target device already, and its gradient comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, route: Route, holding: Holding, *values: Any) -> tuple[Any, ...]:
+        ctx.route, ctx.holding = route, holding
+        return pass_through(ctx, values[:1], ctx.needs_input_grad[3:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        return (None, None, None, *move_back(ctx.route, grads, ctx.holding))
 
 
 def copy(route: Route, holding: Holding, values: Values, node: type[Copy] = Copy) -> Values:

@@ -55,3 +55,15 @@ class Join(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None, *grads)
+
+
+class Together(Function):
+    """(x...) -> (x...); backward passes gradients on when all of them have come."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return pass_through(ctx, tensors, (True,) * len(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return grads

@@ -19,15 +19,14 @@ from gpipe_bench.engine.computation import Computation
 from gpipe_bench.engine.goal import Goal, check_loss
 from gpipe_bench.engine.paper.checkpoint import Guard, Recompute, Slot
 from gpipe_bench.engine.paper.checkpoint import checkpoint as run_checkpointed
-from gpipe_bench.engine.paper.copy import Portal, copy, wait
-from gpipe_bench.engine.paper.dependency import Join, fork
+from gpipe_bench.engine.paper.copy import Portal, Return, copy, wait
+from gpipe_bench.engine.paper.dependency import Join, Together, fork
 from gpipe_bench.engine.paper.marks import run_marked
 from gpipe_bench.engine.pipeline import Batch, BatchContext
 from gpipe_bench.engine.transfer import Holding, Stream, at_end_of_backward, use_stream
 from gpipe_bench.engine.worker import Result, Workers, in_fresh_thread, raised, result_of
 from gpipe_bench.schedules.program import Plan, run_forward
-from gpipe_bench.skip.layout import SkipLayout
-from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.layout import SkipCopy
 from gpipe_bench.skip.trees import tree_map_only
 
 
@@ -42,7 +41,7 @@ class PaperExecutor:
             with context.execution.applied():
                 numbers = sorted({partition.worker for partition in context.partitions})
                 workers = Workers(numbers) if context.threads else None
-                lanes = TorchLanes(plan, batch.module.skip_layout, batch.microbatches, context, workers, stop)
+                lanes = TorchLanes(plan, batch.microbatches, context, workers, stop)
                 try:
                     run_forward(plan, lanes)
                 finally:
@@ -81,25 +80,26 @@ class TorchLanes:
     ``stop`` ends the batch before its next task.
     """
 
-    def __init__(  # noqa: PLR0917 - one caller, which gives them all
+    def __init__(
         self,
-        plan: Plan[SkipKey],
-        layout: SkipLayout,
+        plan: Plan[SkipCopy],
         microbatches: list[MicroBatch],
         batch: BatchContext,
         workers: Workers | None,
         stop: threading.Event,
     ) -> None:
         self.microbatches = microbatches
-        self._plan, self._partitions, self._layout, self._batch = plan, batch.partitions, layout, batch
+        self._plan, self._partitions, self._batch = plan, batch.partitions, batch
         self._workers, self._stop = workers, stop
         self._holding = Holding(at_end_of_backward)
         self._streams = batch.streams
         # Skips that travel to each partition in the tuple of their micro-batch.
-        self._riding = [[] if plan.components.portals else each.incoming for each in batch.partitions]
+        self._riding = [[] if plan.components.portals else each.skips.incoming for each in batch.partitions]
         # Skips on their way, and which of them share memory with another tensor, per micro-batch.
-        self._skips: list[dict[SkipKey, Tensor | None]] = [{} for _ in microbatches]
-        self._aliased: list[set[SkipKey]] = [set() for _ in microbatches]
+        self._skips: list[dict[SkipCopy, Tensor | None]] = [{} for _ in microbatches]
+        self._aliased: list[set[SkipCopy]] = [set() for _ in microbatches]
+        # Skips that are on the device of a partition that will read them, per micro-batch: by skip and partition.
+        self._there: list[dict[tuple[SkipCopy, int], Tensor]] = [{} for _ in microbatches]
         # The phony of Fork (i, j), until Join (i + 1, j) takes it; and one that still has to be taken on partition j.
         self._phonies: dict[tuple[int, int], Tensor | None] = {}
         self._pending: list[Tensor | None] = [None] * plan.m
@@ -122,11 +122,17 @@ class TorchLanes:
         with use_stream(self._streams[j - 1][i].copying if j > 0 else self._streams[0][i].computing):
             self._put(i, behind(Join, flat, phony), riding)
 
-    def portal(self, i: int, j: int, skip: SkipKey) -> None:
-        """Move a skip of micro-batch i from its source to partition j."""
-        tensor, route = self._skips[i][skip], self._batch.route("portal", i, self._layout.routes[skip][0], j)
-        if tensor is not None and route is not None:
-            (self._skips[i][skip],) = copy(route, self._holding, (tensor,), Portal)
+    def portal(self, i: int, j: int, skip: SkipCopy) -> None:
+        """Move a skip of micro-batch i to partition j, from the one that had it before, unless it is there already."""
+        here, there = self._there[i].pop((skip, j), None), self._skips[i][skip]
+        route = self._batch.route("portal", i, self._partitions[j].skips.previous[skip], j)
+        if there is None or route is None:
+            return
+        (self._skips[i][skip],) = (
+            copy(route, self._holding, (there,), Portal)
+            if here is None
+            else copy(route, self._holding, (here, there), Return)
+        )
 
     def copy(self, i: int, j: int) -> None:
         """Move micro-batch i, and the skips that ride along, from partition j-1 to j."""
@@ -138,7 +144,7 @@ class TorchLanes:
 
     def await_copy(self, i: int, j: int) -> None:
         """Make the compute stream of partition j wait for the copy of micro-batch i."""
-        end, incoming = self._streams[j][i], self._partitions[j].incoming
+        end, incoming = self._streams[j][i], self._partitions[j].skips.incoming
         if end.copying != end.computing:
             self._put(i, wait(end.computing, end.copying, self._flat(i, incoming), end.copying), incoming)
 
@@ -146,16 +152,14 @@ class TorchLanes:
         """Start task (i, j)."""
         if self._stop.is_set():
             raise KeyboardInterrupt
-        partition = self._partitions[j]
-        flat = self._flat(i, partition.incoming)
+        partition, incoming = self._partitions[j], self._partitions[j].skips.incoming
+        flat = self._flat(i, incoming)
         microbatch = self.microbatches[i]
-        shared = {
-            index for index, key in enumerate(partition.incoming, len(microbatch.values)) if key in self._aliased[i]
-        }
+        shared = {index for index, skip in enumerate(incoming, len(microbatch.values)) if skip in self._aliased[i]}
         # Its skips are on their way no more.
-        for key in partition.incoming:
-            del self._skips[i][key]
-        self._aliased[i].difference_update(partition.incoming)
+        for skip in incoming:
+            del self._skips[i][skip]
+        self._aliased[i].difference_update(incoming)
         task = Computation(self._batch, partition, i, microbatch, microbatch.aliased | shared)
         phony, self._pending[i] = self._pending[i], None
         # In a batch with checkpoints every task is one node, also one that keeps its activations: a Join can be tied to
@@ -180,20 +184,25 @@ class TorchLanes:
     def collect(self, i: int, j: int) -> None:
         """Take the result of (i, j); raises what the task raised."""
         partition, (task, _, _) = self._partitions[j], self._running[i, j]
+        outgoing, targets = partition.skips.outgoing, partition.skips.targets
         if self._workers is not None:
             flat: Values = raised(self._workers.collect(partition.worker))
         else:
             flat = raised(self._results.pop((i, j)))
-        count = len(flat) - len(partition.outgoing)
+        count = len(flat) - len(outgoing)
         self.microbatches[i] = task.microbatch(flat[:count])
-        self._skips[i].update(zip(partition.outgoing, flat[count:], strict=True))
-        self._aliased[i] |= {key for index, key in enumerate(partition.outgoing, count) if index in task.aliased}
+        self._aliased[i] |= {skip for index, skip in enumerate(outgoing, count) if index in task.aliased}
+        for skip, value in zip(outgoing, flat[count:], strict=True):
+            self._skips[i][skip] = value
+            for target in targets[skip]:
+                if value is not None and self._partitions[target].skips.previous[skip] != j:
+                    self._there[i][skip, target] = value.detach()
 
     # --- leave ---------------------------------------------------------------------------------------------------
 
     def await_compute(self, i: int, j: int) -> None:
         """Make the copy stream of micro-batch i on partition j wait for its computation."""
-        end, outgoing = self._streams[j][i], self._partitions[j].outgoing
+        end, outgoing = self._streams[j][i], self._partitions[j].skips.outgoing
         if end.copying != end.computing:
             self._put(i, wait(end.copying, end.computing, self._flat(i, outgoing), end.copying), outgoing)
 
@@ -201,13 +210,13 @@ class TorchLanes:
         """Put the recomputation of (i, j) ahead of its gradient."""
         _, inputs, slot = self._running.pop((i, j))
         if slot is not None:
-            outgoing = self._partitions[j].outgoing
+            outgoing = self._partitions[j].skips.outgoing
             with use_stream(self._leaving(i, j)):
                 self._put(i, behind(Recompute, self._flat(i, outgoing), slot, inputs), outgoing)
 
     def fork(self, i: int, j: int) -> None:
         """Hold B(i, j) back until Join (i+1, j) has run backward."""
-        outgoing = self._partitions[j].outgoing
+        outgoing = self._partitions[j].skips.outgoing
         with use_stream(self._leaving(i, j)):
             flat, self._phonies[i, j] = fork(self._flat(i, outgoing))
         self._put(i, flat, outgoing)
@@ -221,7 +230,8 @@ class TorchLanes:
     # --- tasks -----------------------------------------------------------------------------------------------------
 
     def _run_plain(self, task: Computation, flat: Values) -> Values:
-        observer, run = self._batch.observer, partial(task.forward, around=_with_own_gradients)
+        observer = self._batch.observer
+        run = partial(task.forward, around=partial(_with_own_gradients, together=bool(task.partition.skips.shared)))
         if observer is None or not self._plan.backward:
             return run(flat)
         with use_stream(task.stream), self._batch.execution.applied():
@@ -229,11 +239,11 @@ class TorchLanes:
 
     # --- tensors on their way --------------------------------------------------------------------------------------
 
-    def _flat(self, i: int, skips: Sequence[SkipKey]) -> Values:
+    def _flat(self, i: int, skips: Sequence[SkipCopy]) -> Values:
         values = self.microbatches[i].values
         return (*values, *[self._skips[i][key] for key in skips]) if skips else values
 
-    def _put(self, i: int, flat: Values, skips: Sequence[SkipKey]) -> None:
+    def _put(self, i: int, flat: Values, skips: Sequence[SkipCopy]) -> None:
         """Replace the values of micro-batch i and some skips by what a node made of them."""
         before = self.microbatches[i]
         count = len(before.values)
@@ -246,18 +256,24 @@ class TorchLanes:
         return end.copying if j < self._plan.n - 1 else end.computing
 
 
-def _with_own_gradients(layers: Callable[[Values], Values], flat: Values) -> Values:
+def _with_own_gradients(layers: Callable[[Values], Values], flat: Values, *, together: bool) -> Values:
     """Run layers; in the backward pass each custom function gets gradients of its own, which it may write to.
 
     All tasks are one graph, which autograd runs in another order than that of the plain module. So a custom function
     may run before other nodes that have got the same gradient.
+
+    Args:
+        layers: of a task.
+        flat: its inputs.
+        together: whether its backward pass begins when the gradients of all outputs have come. Else autograd might add
+            the task's own gradient of a skip before that of later readers, which the plain module adds first.
     """
     ends = [value.grad_fn for value in flat if isinstance(value, Tensor)]
     outputs = layers(flat)
     for node in nodes_behind([value.grad_fn for value in outputs if isinstance(value, Tensor)], ends):
         if is_users(node):
             node.register_prehook(_cloned)
-    return outputs
+    return behind(Together, outputs[::-1])[::-1] if together else outputs
 
 
 def _cloned(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

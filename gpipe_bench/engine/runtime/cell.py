@@ -47,8 +47,12 @@ class Outlet:
         return any(is_users(node) for node in nodes_behind([edge.node for _, edge in self._edges]))
 
     def roots(self, grads: list[Tensor | None]) -> tuple[list[GradientEdge], list[Tensor]]:
-        """Edges to begin at, and a gradient for each; those of the outputs are taken out of ``grads``."""
-        pairs = [(edge, grad) for index, edge in self._edges if (grad := grads[index]) is not None]
+        """Edges to begin at, and a gradient for each; those of the outputs are taken out of ``grads``.
+
+        One tensor may leave in several places. Its gradients are added in the order in which the plain module adds
+        them, which begins with the last reader: skips come before values, and those of the last readers first.
+        """
+        pairs = [(edge, grad) for index, edge in reversed(self._edges) if (grad := grads[index]) is not None]
         start, self._start, self._edges = self._start, None, []
         grads.clear()
         if start is not None and pairs:

@@ -30,7 +30,7 @@ from gpipe_bench.engine.runtime.runtime import Runtime
 from gpipe_bench.engine.transfer import Stream, current_stream, use_stream, wait_stream
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.program import Plan
-from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.layout import SkipCopy
 
 __all__ = ["RuntimeExecutor"]
 
@@ -50,7 +50,7 @@ class RuntimeExecutor:
         self._schedule, self._devices, self._rank_count = schedule, list(devices), max(ranks, default=0) + 1
         self._lists: dict[tuple[int, int, bool], ActionLists] = {}
 
-    def lists(self, plan: Plan[SkipKey]) -> ActionLists:
+    def lists(self, plan: Plan[SkipCopy]) -> ActionLists:
         """The actions of a batch."""
         key = m, checkpointed, early = plan.m, plan.checkpointed, plan.components.early_recompute
         if key not in self._lists:
@@ -77,7 +77,7 @@ class RuntimeExecutor:
         with batch.context(whole=False) as context:
             order = mailboxes.enter(context.randomness, lists.forward)
             options: Any = {"learning": plan.backward, "mailboxes": mailboxes}
-            runtime = Runtime(batch.module.skip_layout, list(batch.microbatches), context, lists, end, **options)
+            runtime = Runtime(list(batch.microbatches), context, lists, end, **options)
             runtime.run(order)
             outputs, end.microbatches = end.microbatches, []
             batch.order_streams(outputs, entering=False)
@@ -103,7 +103,7 @@ class RuntimeExecutor:
             order = mailboxes.enter(context.randomness, lists.facts.order if plan.backward else lists.forward)
             end = Losses(loss, targets, shares, context, keeps=keeps)
             options: Any = {"learning": plan.backward, "mailboxes": mailboxes}
-            runtime = Runtime(batch.module.skip_layout, batch.microbatches, context, lists, end, **options)
+            runtime = Runtime(batch.microbatches, context, lists, end, **options)
             batch.microbatches.clear()
             try:
                 runtime.run(order)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.schedules import Action
-from gpipe_bench.skip.namespace import SkipKey
+from gpipe_bench.skip.layout import SkipCopy
 
-Key = tuple[str, int, int, SkipKey | None]
+Key = tuple[str, int, int, SkipCopy | None]
 """(way, i, j, skip) of a value that goes to partition j: ``F``, an activation, or ``B``, a gradient, of micro-batch i;
 ``skip`` is None for the values of the micro-batch itself."""
 

@@ -1,8 +1,9 @@
 """The interpreter: carries out lists of actions, each list in a thread, or all of them in one.
 
 A thread takes what an action needs from mailboxes, computes, and puts the results into the mailboxes of the partitions
-that need them. Skips go straight from the partition that stashes them to the one that pops them, and so do their
-gradients. Since :func:`gpipe_bench.schedules.check` has found one order of all actions, no thread waits for ever.
+that need them. Skips and their gradients go straight from one partition that has them to another, as
+:mod:`gpipe_bench.schedules.messages` says. Since :func:`gpipe_bench.schedules.check` has found one order of all
+actions, no thread waits for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from gpipe_bench.engine.runtime.mailboxes import Mailboxes, Stopped
 from gpipe_bench.engine.transfer import Holding, move, move_back, wait_stream
 from gpipe_bench.engine.worker import in_fresh_thread, is_foreign_thread, new_thread, raised
 from gpipe_bench.schedules import Action
-from gpipe_bench.skip.layout import SkipLayout
 
 
 class End(Protocol):
@@ -40,7 +40,6 @@ class Runtime:
     """One batch.
 
     Args:
-        layout: where skips begin and end.
         microbatches: the batch, if its first partition is here.
         batch: what all tasks share.
         lists: what each thread does.
@@ -54,7 +53,6 @@ class Runtime:
 
     def __init__(
         self,
-        layout: SkipLayout,
         microbatches: list[MicroBatch],
         batch: BatchContext,
         lists: ActionLists,
@@ -65,7 +63,7 @@ class Runtime:
     ) -> None:
         m, partitions = lists.facts.microbatches, batch.partitions
         self.input_grads: list[list[Tensor | None]] = [[] for _ in range(m)]
-        self._partitions, self._layout, self._batch, self.lists, self._end = partitions, layout, batch, lists, end
+        self._partitions, self._batch, self.lists, self._end = partitions, batch, lists, end
         # Whether each list has a thread.
         self._learning, self._threads = learning, batch.threads and len(set(lists.groups)) > 1
         self._holding = Holding()
@@ -133,7 +131,7 @@ class Runtime:
         _, i, j = action
         partition = self._partitions[j]
         microbatch: MicroBatch = self._mailboxes.take(("F", i, j, None), position)
-        skips = [self._mailboxes.take(("F", i, j, key), position) for key in partition.incoming]
+        skips = [self._mailboxes.take(("F", i, j, key), position) for key in partition.skips.incoming]
         end, count = self._streams[j][i], len(microbatch.values)
         wait_stream(end.computing, end.copying)
         shared = {count + index for index, (_, aliased) in enumerate(skips) if aliased}
@@ -154,7 +152,10 @@ class Runtime:
         kind, i, j = action
         last = j == len(self._partitions) - 1
         grads: list[Tensor | None] = self._end.grads(i) if last else self._mailboxes.take(("B", i, j, None), position)
-        grads = [*grads, *[self._mailboxes.take(("B", i, j, key), position) for key in self._partitions[j].outgoing]]
+        grads = [
+            *grads,
+            *[self._mailboxes.take(("B", i, j, key), position) for key in self._partitions[j].skips.outgoing],
+        ]
         end = self._streams[j][i]
         wait_stream(end.computing, end.copying)
         whole = kind == "B"
@@ -173,36 +174,36 @@ class Runtime:
     # --- what leaves -----------------------------------------------------------------------------------------------
 
     def _send(self, i: int, j: int, flat: Sequence[Any], task: Computation) -> None:
-        """Send the flat outputs of (i, j) on: values to the next partition, skips to where they are popped.
+        """Send the flat outputs of (i, j) on: values to the next partition, skips to those that take them from here.
 
         Without portals skips ride along to the next partition.
         """
-        outgoing, portals = self._partitions[j].outgoing, self._batch.components.portals
-        count = len(flat) - len(outgoing)
+        skips, portals = self._partitions[j].skips, self._batch.components.portals
+        count = len(flat) - len(skips.outgoing)
         last = j == len(self._partitions) - 1
         if not last:
             there = self._moved("copy", i, j, j + 1, flat[:count] if portals else flat)
             self._mailboxes.put(("F", i, j + 1, None), task.microbatch(there[:count]))
-        for index, key in enumerate(outgoing, count):
-            target = self._layout.routes[key][1] if portals else j + 1
-            value = self._moved("portal", i, j, target, flat[index : index + 1])[0] if portals else there[index]
-            self._mailboxes.put(("F", i, target, key), (value, index in task.aliased))
+        for index, copy in enumerate(skips.outgoing, count):
+            for target in skips.targets[copy]:
+                value = self._moved("portal", i, j, target, flat[index : index + 1])[0] if portals else there[index]
+                self._mailboxes.put(("F", i, target, copy), (value, index in task.aliased))
         if last:
             self._end.take(i, MicroBatch(tuple(flat), task.structure))
 
     def _send_back(self, i: int, j: int, grads: list[Tensor | None]) -> None:
         """Send gradients of the flat inputs of (i, j) to where these came from."""
-        incoming, portals = self._partitions[j].incoming, self._batch.components.portals
-        count = len(grads) - len(incoming)
+        skips, portals = self._partitions[j].skips, self._batch.components.portals
+        count = len(grads) - len(skips.incoming)
         if j == 0:
             self.input_grads[i] = grads
             return
         there = self._moved_back("copy", i, j - 1, j, grads[:count] if portals else grads)
         self._mailboxes.put(("B", i, j - 1, None), there[:count])
-        for index, key in enumerate(incoming, count):
-            source = self._layout.routes[key][0] if portals else j - 1
+        for index, copy in enumerate(skips.incoming, count):
+            source = skips.previous[copy]
             value = self._moved_back("portal", i, source, j, grads[index : index + 1])[0] if portals else there[index]
-            self._mailboxes.put(("B", i, source, key), value)
+            self._mailboxes.put(("B", i, source, copy), value)
 
     def _moved(self, kind: str, i: int, source: int, target: int, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values on the device of ``target``; they require a gradient as their originals do."""
