@@ -11,10 +11,10 @@ from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, check_one_input
 from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.schedules.cycles import checkpoint_stop
+from gpipe_bench.settings import Checkpoint, checked
 from gpipe_bench.simulator.workloads.build import layers_of, source_of, workload_of
 from gpipe_bench.simulator.workloads.sources import ModelSource
-from gpipe_bench.step.request import AnyModel, Model
-from gpipe_bench.util.choices import CHECKPOINT_MODES, PRECISIONS
+from gpipe_bench.step.request import AnyModel, Model, Precision
 
 
 def balance_by_simulation(
@@ -84,10 +84,8 @@ def layer_simulated_times(
 
     Arguments and errors are those of :func:`balance_by_simulation`.
     """
-    if checkpoint not in CHECKPOINT_MODES:
-        raise ValueError(f"checkpoint must be one of {', '.join(CHECKPOINT_MODES)}, got {checkpoint!r}; use one")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}; use one")
+    checked("checkpoint", Checkpoint, checkpoint)
+    checked("precision", Precision, precision)
     hardware = profile if isinstance(profile, Profile) else load_profile(profile)
     how: dict[str, Any] = {"precision": precision, "cache": Path(cache) if cache else None}
     if isinstance(module, Model) or layers_of(module):

@@ -16,6 +16,7 @@ from gpipe_bench.autograd.dispatch_mode import DispatchMode, tensors_in
 from gpipe_bench.balance.layers import sandbox, stages
 from gpipe_bench.balance.partition import check_partitions, split_min_max
 from gpipe_bench.balance.sample import Sample, check_model, device_of, first_microbatch
+from gpipe_bench.settings import Chunks, checked
 
 
 def balance_by_size(
@@ -79,8 +80,7 @@ def layer_sizes(
     Arguments and errors are those of :func:`balance_by_size`.
     """
     check_model(module, sample)
-    if chunks < 1:
-        raise ValueError(f"chunks must be at least 1, got {chunks}; use 1 to count the whole mini-batch")
+    checked("chunks", Chunks, chunks)
     if not param_scale >= 0:
         raise ValueError(f"param_scale must not be negative, got {param_scale}; use 2 for SGD, 4 for Adam")
     where = device_of(sample, device)

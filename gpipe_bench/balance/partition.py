@@ -19,6 +19,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from gpipe_bench.errors import BalanceError
+from gpipe_bench.settings import Partitions, checked
 
 
 def split_min_max(costs: Sequence[float], n: int) -> list[int]:
@@ -51,8 +52,7 @@ def check_partitions(n: int, layers: int) -> None:
     Raises:
         BalanceError: they cannot.
     """
-    if n < 1:
-        raise BalanceError(f"partitions must be at least 1, got {n}; ask for 1 or more")
+    checked("partitions", Partitions, n, BalanceError)
     if n > layers:
         raise BalanceError(
             f"partitions must not exceed the layers, got {n} partitions for {layers} layers; ask for at most {layers}"

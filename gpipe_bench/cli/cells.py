@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from itertools import count
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
 
 import typer
 
@@ -18,6 +18,7 @@ from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli.options import VALUES, complete, values_words
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.labels import autograd_words, run_as, training_words
+from gpipe_bench.settings import setting_of
 
 if TYPE_CHECKING:
     from gpipe_bench.cli.progress import Progress
@@ -62,6 +63,7 @@ def with_settings(
             given = {name: values.pop(name) for name in names}
             command(given={name: value for name, value in given.items() if value is not None}, **values)
 
+        # Typer makes options of a function's parameters, which it reads in these two places, and of nothing else.
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name != "given"]
         options = [_option(kind, name, shown[name]) for name in names]
@@ -74,12 +76,14 @@ def with_settings(
 
 def _option(kind: type[Section], name: str, shown: Any) -> inspect.Parameter:
     field = kind.model_fields[name]
-    annotation: Any = field.annotation
-    if get_origin(annotation) is UnionType or type(None) in get_args(annotation):
-        (annotation,) = set(get_args(annotation)) - {type(None)}
-    values = (lambda: get_args(annotation)) if get_origin(annotation) is Literal else VALUES.get(name)
+    setting = setting_of(field)
+    if setting is None:
+        raise TypeError(f"{name} of {kind.__name__} must be declared with a Setting, got none; add one")
+    kinds = get_args(field.annotation)
+    annotation = next(one for one in kinds if one is not NoneType) if NoneType in kinds else field.annotation
+    values = (lambda: setting.names) if setting.names else VALUES.get(name)
     word = "none" if shown is None else str(shown).lower() if isinstance(shown, bool) else str(shown)
-    said = f"{field.description}{values_words(values())}" if values else field.description
+    said = f"{setting.help}{values_words(values())}" if values else setting.help
     text = f"{said}.  [default: {word}]" if word else f"{said}."
     option = typer.Option(help=text, autocompletion=complete(values) if values else None)
     plain: Any = annotation if annotation in _PLAIN else str

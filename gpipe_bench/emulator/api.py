@@ -118,7 +118,7 @@ def emulate(
 
 
 def _emulated(request: Request) -> Step:
-    request.check_emulated()
+    request = request.checked_emulation()
     numbers = _numbers(request.devices, request.homes)
     hardware = request.hardware
     prepare(hardware)

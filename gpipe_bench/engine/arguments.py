@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
-from typing import Any, Final, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gpipe_bench.autograd.sequential import check_outermost, check_sharing
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
 from gpipe_bench.errors import BalanceError, DeviceCountError
+from gpipe_bench.settings import LayerCounts, checked
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
-from gpipe_bench.util.choices import CHECKPOINT_MODES, WORKERS
 
 T = TypeVar("T")
-
-SETTINGS: Final = ("chunks", "checkpoint", "workers", "deferred_batch_norm")
 
 
 def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T] | None:
@@ -30,35 +27,6 @@ def check_collection(name: str, value: Iterable[T] | None, form: str) -> list[T]
     return list(value)
 
 
-def checked_setting(name: str, value: Any) -> Any:
-    """The value of one of the :data:`SETTINGS` of a pipeline, of which the first three may change between batches."""
-    if name == "deferred_batch_norm":
-        if not isinstance(value, bool):
-            raise TypeError(f"deferred_batch_norm must be True or False, got {value!r}; use one of them")
-        return value
-    if name != "chunks":
-        check_choice(name, value, {"checkpoint": CHECKPOINT_MODES, "workers": WORKERS}[name])
-        return value
-    number = _positive(value)
-    if number is None:
-        raise ValueError(f"chunks must be a whole number of at least 1, got {value!r}; use chunks=1 for no pipelining")
-    return number
-
-
-def _positive(value: object) -> int | None:
-    """A whole number of at least 1 of any integral type, such as NumPy's; None for anything else, bools among it."""
-    if isinstance(value, bool | Tensor) or not hasattr(value, "__index__"):
-        return None
-    number = operator.index(value)
-    return number if number >= 1 else None
-
-
-def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Check that an argument is one of its choices."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}; use one of them")
-
-
 def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[int]:
     """Check that ``balance`` hands out the layers of ``module``; gives it in Python's integers."""
     count = len(module)
@@ -67,10 +35,8 @@ def check_balance(module: nn.Sequential, balance: Sequence[int] | None) -> list[
             f"balance must give the layers per partition, got None; pass e.g. balance=[{count}], or let "
             "gpipe_bench.balance.balance_by_time(n, module, sample) find one"
         )
-    sizes = [number for size in balance if (number := _positive(size)) is not None]
-    if len(sizes) < len(balance):
-        wrong = [size for size in balance if _positive(size) is None]
-        raise BalanceError(f"balance must hold whole numbers of at least 1, got {list(balance)}; remove {wrong}")
+    # A module without layers has no partitions.
+    sizes: list[int] = checked("balance", LayerCounts, balance, BalanceError) if len(balance) else []
     if sum(sizes) != count:
         raise BalanceError(
             f"balance must add up to the {count} layers of the module, got {sizes}, which adds up to "

@@ -19,16 +19,24 @@ from torch import nn
 
 from gpipe_bench.autograd.sequential import PipeSequential, check_sharing
 from gpipe_bench.components import Components
-from gpipe_bench.engine.arguments import SETTINGS, check_choice, checked_setting, named_device, split_layers
+from gpipe_bench.engine.arguments import named_device, split_layers
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.placed import device_of, taken_out
 from gpipe_bench.engine.worker import this_thread
 from gpipe_bench.errors import PlacementError, UnsupportedError
+from gpipe_bench.settings import Checkpoint, Chunks, DefersBatchNorm, Switches, Transfer, Workers, checked
 from gpipe_bench.skip.layout import SkipLayout, verify_skippables
-from gpipe_bench.util.choices import TRANSFERS
 
 Device = torch.device | str | int
+
+_SETTINGS: Final = {
+    "chunks": Chunks,
+    "checkpoint": Checkpoint,
+    "workers": Workers,
+    "deferred_batch_norm": DefersBatchNorm,
+}
+"""Attributes that are checked when they are set; the first three may change between batches."""
 
 NOT_TRACED: Final = (
     "torch.export, torch.jit, torch.func transforms and forward-mode derivatives must be given a plain module, got a "
@@ -67,14 +75,9 @@ class PartitionedModule(nn.Module):
         workers: str = "always",
     ) -> None:
         super().__init__()
-        if components is not None and not isinstance(components, Components):
-            raise TypeError(
-                f"components must be a gpipe_bench.Components, got {components!r}; write Components(portals=False), or "
-                "Components.from_label('dep-str-x')"
-            )
-        check_choice("transfer", transfer, TRANSFERS)
         self.chunks, self.checkpoint, self.workers = chunks, checkpoint, workers
-        self.components, self.transfer = components or Components(), transfer
+        self.components = checked("components", Switches | None, components) or Components()
+        self.transfer = checked("transfer", Transfer, transfer)
         self.deferred_batch_norm = deferred_batch_norm
         self.task_observer: Observer | None = None
         self.batch_lock = threading.Lock()
@@ -138,8 +141,8 @@ class PartitionedModule(nn.Module):
             TypeError: ``deferred_batch_norm`` is no flag.
             ValueError: ``chunks``, ``checkpoint`` or ``workers`` has a wrong value.
         """
-        if name in SETTINGS and not isinstance(value, nn.Module):
-            value = checked_setting(name, value)
+        if name in _SETTINGS and not isinstance(value, nn.Module):
+            value = checked(name, _SETTINGS[name], value)
         if name in self.__dict__ and name in self.__dict__.get("_modules", ()):
             (self._modules if isinstance(value, nn.Module) else self.__dict__)[name] = value
         else:

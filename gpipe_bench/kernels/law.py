@@ -16,7 +16,7 @@ from typing import Final
 
 from gpipe_bench.kernels.kernel import ACCUMULATE, Part
 from gpipe_bench.machine.profile import Profile
-from gpipe_bench.util.choices import HALVES
+from gpipe_bench.settings import HALVES
 
 _STREAMS: Final = frozenset({"stream", ACCUMULATE})
 _CONVOLUTIONS: Final = frozenset({"convolution", "weight_gradient"})

@@ -19,6 +19,6 @@ _MAKERS: Final[dict[str, Any]] = {
 
 
 def make_optimizer(name: str, parameters: Iterable[Tensor], *, foreach: bool = True) -> torch.optim.Optimizer:
-    """The optimizer of one of :data:`gpipe_bench.util.choices.OPTIMIZERS`, by default as it is on an accelerator."""
+    """The optimizer of one of :data:`gpipe_bench.settings.OPTIMIZERS`, by default as it is on an accelerator."""
     made: torch.optim.Optimizer = _MAKERS[name](list(parameters), foreach=foreach)
     return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpipe_bench.util.choices import HALVES
+from gpipe_bench.settings import HALVES
 
 if TYPE_CHECKING:
     from torch import Tensor

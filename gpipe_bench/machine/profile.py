@@ -23,7 +23,6 @@ from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.yaml_text import read_yaml
 
 __all__ = [
-    "MOST_LAUNCH_US",
     "PROFILES",
     "Efficiency",
     "HardwareMachine",
@@ -38,9 +37,6 @@ __all__ = [
 
 _FASTEST: Final = 1e5
 """Largest rate in a profile, 10^17 FLOP or 10^14 bytes per second: what is faster was written in another unit."""
-
-MOST_LAUNCH_US: Final = 10**6
-"""Longest host time of an operation, a second: what is longer was written in another unit."""
 
 _GIB: Final = 2**30
 _ORDINARY: Final = ("bfloat16", "float16", "float32", "float64")

@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 
 from gpipe_bench.measure.devices import distinct_accelerators
+from gpipe_bench.settings import Steps, Warmup, checked
 
 
 def synchronize(devices: Iterable[torch.device | str]) -> None:
@@ -29,10 +30,8 @@ def timed(step: Callable[[], object], devices: Iterable[torch.device | str], ste
     Raises:
         ValueError: ``steps`` < 1 or ``warmup`` < 0.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}; time one step or more")
-    if warmup < 0:
-        raise ValueError(f"warmup must be at least 0, got {warmup}; pass 0 for no warm-up")
+    checked("steps", Steps, steps)
+    checked("warmup", Warmup, warmup)
     accelerators = distinct_accelerators(devices)
     for _ in range(warmup):
         step()

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules.table import SCHEDULES
-from gpipe_bench.util.choices import BACKWARDS, CHECKPOINT_MODES, FLAVOURS, TRANSFERS
+from gpipe_bench.settings import BACKWARDS, CHECKPOINT_MODES, FLAVOURS, TRANSFERS
 
 Field = Mapping[str, Any]
 

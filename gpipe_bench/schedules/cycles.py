@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpipe_bench.util.choices import CHECKPOINT_MODES
+from gpipe_bench.settings import CHECKPOINT_MODES
 
 __all__ = ["CHECKPOINT_MODES", "Cycle", "Task", "checkpoint_stop", "clock_cycles", "ideal_bubble", "microbatch_major"]
 

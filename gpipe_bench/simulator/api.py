@@ -117,7 +117,7 @@ def simulate(
 
 
 def _answer(request: Request) -> Step:
-    request.check()
+    request = request.checked()
     model, balance, schedule, hardware = request.model, request.balance, request.order, request.hardware
     layers = layers_of(model)
     _check_module(model)

@@ -1,28 +1,62 @@
 """What a simulation or an emulation is asked for: every argument is checked before anything runs, all at once."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Union
 
-from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.networks import NETWORK
-from gpipe_bench.machine.profile import MOST_LAUNCH_US, Link, Profile, load_profile
+from gpipe_bench.machine.profile import Link, Profile, load_profile
 from gpipe_bench.models.measured import MeasuredLayer, is_layers
 from gpipe_bench.schedules import SCHEDULES, Schedule
 from gpipe_bench.schedules.table import is_schedule_file, placement
-from gpipe_bench.util.choices import CHECKPOINT_MODES, FLAVOURS, OPTIMIZERS, PRECISIONS, TRANSFERS
+from gpipe_bench.settings import (
+    FLAVOURS,
+    OPTIMIZERS,
+    PRECISIONS,
+    BatchSize,
+    Checkpoint,
+    Chunks,
+    DeviceNumbers,
+    Flag,
+    Hosts,
+    LayerCounts,
+    Steps,
+    Switches,
+    Transfer,
+    checked,
+    choice,
+    instance,
+    number,
+    shown,
+    switch,
+    whole,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MOST_EMULATED_DEVICES: Final = 16
 """Virtual devices of a process: ``kMaxDevices`` of the emulator's ``runtime.h``."""
+
+
+Optimizer = Annotated[str, choice("what updates the parameters after each step", OPTIMIZERS)]
+Precision = Annotated[str, choice("type of weights, activations and gradients", PRECISIONS)]
+Masters = Annotated[bool, switch("whether the optimizer keeps a copy in float32 of each weight that is in a half")]
+Tf32 = Annotated[bool | None, switch("round float32 to TF32; null: in convolutions alone, as PyTorch does it")]
+LaunchUs = Annotated[
+    float | None,
+    number("host time of an operation, microseconds; null: that of the profile", 10**6, "microseconds"),
+]
+StepsOverlap = Annotated[
+    bool, switch("whether a step starts while other devices run the one before; false: it ends on all devices")
+]
+Flavour = Annotated[str, choice("autograd engine: current, or published for PyTorch 1.3", FLAVOURS)]
+HostTime = Annotated[bool, switch("let launches cost host time, and launch queues be full, as on the profile")]
+EmulatedSteps = Annotated[int, whole("steps of a cell; the first is a warm-up", 2, 1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +79,6 @@ AnyModel = Union["nn.Sequential", Model, Sequence[MeasuredLayer]]
 ScheduleLike = str | Schedule | Sequence[Sequence[tuple[str, int, int]]]
 """A name, a schedule, or a list of ``(kind, i, j)`` for each device."""
 
-_CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "checkpoint": CHECKPOINT_MODES,
-    "transfer": TRANSFERS,
-    "flavour": FLAVOURS,
-    "optimizer": (*OPTIMIZERS, None),
-    "precision": PRECISIONS,
-}
-_TYPES: Final[Mapping[str, tuple[Any, str]]] = {
-    "model": (Model, "an nn.Sequential, a Model or MeasuredLayers of gpipe_bench.simulator; list its layers in one"),
-    "components": (Components, "a gpipe_bench.Components; write Components(portals=False)"),
-    "profile": (str | Path | Profile, "a name, a path or a Profile; use 'p40'"),
-    "network": (str | Link, "a name or a Link; use 'ndr400'"),
-    "memory": (bool, "True or False; pass a bool"),
-    "steps_overlap": (bool, "True or False; pass a bool"),
-    "keep_trace": (bool, "True or False; pass a bool"),
-    "host_time": (bool, "True or False; pass a bool"),
-    "masters": (bool, "True or False; pass a bool"),
-    "tf32": (bool | None, "True, False or None; pass a bool"),
-    "loss": (Callable | None, "a function of output and target, or None; pass a function"),
-    "cache": (str | Path | None, "a folder or None; pass a path"),
-}
-
 
 def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:
     """Sizes of the micro-batches, as ``Tensor.chunk`` makes them: equal but the last, and maybe fewer than asked.
@@ -74,9 +86,7 @@ def microbatch_sizes(batch_size: int, chunks: int) -> tuple[int, ...]:
     Raises:
         ValueError: either is not positive.
     """
-    for name, value in (("batch_size", batch_size), ("chunks", chunks)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}; use 1 or more")
+    batch_size, chunks = checked("batch_size", BatchSize, batch_size), checked("chunks", Chunks, chunks)
     size = -(-batch_size // chunks)
     full, rest = divmod(batch_size, size)
     return (size,) * full + ((rest,) if rest else ())
@@ -90,34 +100,39 @@ class Request:
     """
 
     model: AnyModel
-    balance: Sequence[int]
-    batch_size: int
-    chunks: int
-    checkpoint: str
-    components: Components
+    balance: LayerCounts
+    batch_size: BatchSize
+    chunks: Chunks
+    checkpoint: Checkpoint
+    components: Switches
     schedule: ScheduleLike | None
-    transfer: str
-    optimizer: str | None
-    profile: str | Path | Profile
-    tf32: bool | None
-    launch_us: float | None
-    devices: Sequence[int]
-    sample: Tensor | tuple[Tensor, ...] | None
-    loss: Callable[..., Tensor] | None
-    target: Tensor | None
-    steps: int | None
-    steps_overlap: bool
-    keep_trace: bool
+    transfer: Transfer
+    optimizer: Optimizer | None
+    profile: Annotated[
+        str | Path | Profile, instance("hardware", str | Path | Profile, "a name, a path or a Profile", "use 'p40'")
+    ]
+    tf32: Tf32
+    launch_us: LaunchUs
+    devices: DeviceNumbers
+    sample: "Tensor | tuple[Tensor, ...] | None"
+    loss: Annotated[
+        Callable[..., "Tensor"] | None,
+        instance("loss", Callable, "a function of output and target, or None", "pass a function"),
+    ]
+    target: "Tensor | None"
+    steps: Steps | None
+    steps_overlap: StepsOverlap
+    keep_trace: Flag
     # Of simulations alone.
-    masters: bool = True
-    hosts: int = 1
-    network: str | Link = NETWORK
-    precision: str = "float32"
-    flavour: str = "current"
-    memory: bool = True
-    cache: str | Path | None = None
+    masters: Masters = True
+    hosts: Hosts = 1
+    network: Annotated[str | Link, instance("between hosts", str | Link, "a name or a Link", "use 'ndr400'")] = NETWORK
+    precision: Precision = "float32"
+    flavour: Flavour = "current"
+    memory: Flag = True
+    cache: Annotated[str | Path | None, instance("traces", str | Path, "a folder or None", "pass a path")] = None
     # Of emulations alone.
-    host_time: bool = True
+    host_time: HostTime = True
 
     @property
     def order(self) -> str | Schedule | None:
@@ -142,79 +157,54 @@ class Request:
         known = self.hardware
         return None if self.launch_us is not None or known.has_own_host else known.host_us
 
-    def check(self) -> None:
-        """Check all but whether a balance fits the model, and names of models and profiles, which show later.
+    def checked(self) -> Self:
+        """The same in Python's own numbers; whether a balance fits the model, and a profile is there, shows later.
 
         Raises:
             ConfigError: all problems at once.
         """
-        _raise(self._problems(most_devices=2**16, per_partition=True))
+        return self._read(most_devices=2**16, per_partition=True)
 
-    def check_emulated(self) -> None:
+    def checked_emulation(self) -> Self:
         """The same for an emulation: some pipelines can be simulated and not emulated.
 
         Raises:
             ConfigError: all problems at once.
         """
-        found = [*self._problems(most_devices=MOST_EMULATED_DEVICES, per_partition=False)]
-        if self.steps in (None, 1):
-            found.append(f"steps must be a whole number of at least 2, got {self.steps}; the first is a warm-up")
-        if is_layers(self.model):
-            found.append("model must have layers that run, got measured times of layers; use simulate")
-        if isinstance(self.sample, tuple):
-            got = f"a tuple of {len(self.sample)}"
-            found.append(f"sample must be a tensor, got {got}; let the first layer cut it up")
-        _raise(found)
+        return self._read(most_devices=MOST_EMULATED_DEVICES, per_partition=False, emulated=True)
 
-    def _problems(self, *, most_devices: int, per_partition: bool) -> Iterator[str]:
+    def _read(self, *, most_devices: int, per_partition: bool, emulated: bool = False) -> Self:
         """``most_devices``: they are numbered below this; ``per_partition``: ``devices`` has one for each partition."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        yield from _types(given)
-        yield from _choices(given)
-        yield from _numbers(given)
-        yield from _devices(self.devices, most_devices, self.balance if per_partition else None)
-        yield from _batch(self)
-        yield from _schedule(self.schedule)
+        values: dict[str, Any] = {}
+        problems: list[str] = []
+        for one in fields(self):
+            kind = EmulatedSteps if emulated and one.name == "steps" else one.type
+            try:
+                values[one.name] = checked(one.name, kind, getattr(self, one.name))
+            except (TypeError, ValueError) as error:
+                problems.append(str(error))
+        if not isinstance(self.model, Model) and not _is_model(self.model):
+            rule = "model must be an nn.Sequential, a Model or MeasuredLayers of gpipe_bench.simulator"
+            problems.append(f"{rule}, got {shown(self.model)}; list its layers in one")
+        if "devices" in values:
+            partitions = len(values["balance"]) if per_partition and "balance" in values else 0
+            problems += _devices(values["devices"], most_devices, partitions)
+        problems += [*_batch(self), *_schedule(self.schedule)]
+        if emulated and is_layers(self.model):
+            problems.append("model must have layers that run, got measured times of layers; use simulate")
+        if emulated and isinstance(self.sample, tuple):
+            got = f"a tuple of {len(self.sample)}"
+            problems.append(f"sample must be a tensor, got {got}; let the first layer cut it up")
+        if problems:
+            raise ConfigError(problems)
+        return replace(self, **values)
 
 
-def _raise(problems: Iterable[str]) -> None:
-    if found := [*problems]:
-        raise ConfigError(found)
-
-
-def _types(given: Mapping[str, Any]) -> Iterator[str]:
-    for name, (kind, rule) in _TYPES.items():
-        value = given[name]
-        if not isinstance(value, kind) and not (name == "model" and _is_model(value)):
-            wanted, _, advice = rule.partition("; ")
-            yield f"{name} must be {wanted}, got {_shown(value)}; {advice}"
-
-
-def _choices(given: Mapping[str, Any]) -> Iterator[str]:
-    for name, allowed in _CHOICES.items():
-        if given[name] not in allowed:
-            yield f"{name} must be one of {', '.join(map(str, allowed))}, got {_shown(given[name])}; use one of them"
-
-
-def _numbers(given: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("batch_size", "chunks", "hosts", "steps"):
-        if not _is_count(given[name]) and not (name == "steps" and given[name] is None):
-            yield f"{name} must be a whole number of at least 1, got {_shown(given[name])}; use 1 or more"
-    launch_us = given["launch_us"]
-    if launch_us is not None and not (_is_number(launch_us) and 0 < launch_us <= MOST_LAUNCH_US):
-        yield f"launch_us must be more than 0 and at most {MOST_LAUNCH_US}, got {_shown(launch_us)}; use microseconds"
-    balance = given["balance"]
-    if not _is_list(balance) or not balance or not all(map(_is_count, balance)):
-        yield f"balance must be a list of whole numbers of at least 1, got {_shown(given['balance'])}; use e.g. [2, 2]"
-
-
-def _devices(devices: Any, most: int, partitions: Any) -> Iterator[str]:
-    if not _is_list(devices) or not all(_is_count(device, least=0) for device in devices):
-        yield f"devices must be a list of numbers from 0 on, got {_shown(devices)}; use e.g. [0, 0, 1, 1]"
-    elif max(devices, default=0) >= most:
+def _devices(devices: Sequence[int], most: int, partitions: int) -> Iterator[str]:
+    if max(devices, default=0) >= most:
         yield f"devices must be numbers below {most}, got {max(devices)}; number them from 0 on"
-    elif devices and _is_list(partitions) and len(devices) != len(partitions):
-        yield f"devices must be one per partition, got {len(devices)} for {len(partitions)}; name each, or none"
+    elif devices and partitions and len(devices) != partitions:
+        yield f"devices must be one per partition, got {len(devices)} for {partitions}; name each, or none"
 
 
 def _schedule(schedule: object) -> Iterator[str]:
@@ -229,7 +219,7 @@ def _schedule(schedule: object) -> Iterator[str]:
         try:
             Schedule.of(schedule)  # type: ignore[arg-type]  # that is the question
         except (TypeError, ValueError):
-            yield f"{rule}, got {_shown(schedule)}; use one of them"
+            yield f"{rule}, got {shown(schedule)}; use one of them"
 
 
 def _batch(training: Request) -> Iterator[str]:
@@ -247,7 +237,7 @@ def _batch(training: Request) -> Iterator[str]:
         yield f"loss and target must be given together, got {got}; add the other, or leave both out"
     elif loss is not None:
         if not _is_tensor(target) or not target.dim():
-            yield f"target must be a tensor with a batch dimension, got {_shown(target)}; pass one per sample"
+            yield f"target must be a tensor with a batch dimension, got {shown(target)}; pass one per sample"
         elif len(target) != training.batch_size:
             yield f"target must hold batch_size = {training.batch_size} samples, got {len(target)}; make them agree"
 
@@ -255,7 +245,7 @@ def _batch(training: Request) -> Iterator[str]:
 def _sample(sample: object) -> Iterator[str]:
     values: tuple[Any, ...] = sample if isinstance(sample, tuple) else (sample,)
     if not values or not all(map(_is_tensor, values)):
-        yield f"sample must be a tensor or a tuple of tensors, got {_shown(sample)}; pass a batch as the model takes it"
+        yield f"sample must be a tensor or a tuple of tensors, got {shown(sample)}; pass a batch as the model takes it"
     elif not all(value.dim() and len(value) for value in values):
         yield "sample must hold one sample or more along dimension 0, got none; unsqueeze it, or pass a batch"
     elif len({len(value) for value in values}) > 1:
@@ -275,22 +265,3 @@ def _is_of_torch(value: object, name: str) -> bool:
     """Whether a value is of a type of PyTorch, which takes a second to load: what it made is there only if it is."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, attrgetter(name)(torch))
-
-
-def _is_count(value: object, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _shown(value: object) -> str:
-    """A value in few words; of one with a long text its type."""
-    plain = isinstance(value, str | int | float | list | tuple | None) and not _is_tensor(value)
-    text = repr(value)
-    return text if plain and len(text) <= 60 else f"a value of type {type(value).__name__}"

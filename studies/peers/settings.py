@@ -9,20 +9,11 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.bench.spec.settings import (
-    BatchSize,
-    ChunkCounts,
-    Chunks,
-    Count,
-    Modes,
-    Partitions,
-    Problem,
-    Section,
-    Seed,
-)
+from gpipe_bench.bench.spec.settings import Problem, Section
 from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
+from gpipe_bench.settings import BatchSize, Checkpoint, Chunks, Partitions, Seed, whole
 from studies.peers.cases import PeerCase
 from studies.peers.contenders import contenders_of
 from studies.peers.workloads import RACED, raced_arguments
@@ -31,10 +22,12 @@ Contenders = Annotated[
     tuple[str, ...], Field(min_length=1, max_length=64, description="who takes part; all: everybody")
 ]
 Counts = Annotated[
-    tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of partitions, a layer each")
+    tuple[Partitions, ...], Field(min_length=1, max_length=64, description="numbers of partitions, a layer each")
 ]
-Width = Annotated[int, Field(strict=True, ge=1, le=65_536, description="features of a layer")]
-Rounds = Annotated[int, Field(strict=True, ge=1, le=10_000, description="rounds; in each, every contender runs once")]
+ChunkCounts = Annotated[tuple[Chunks, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
+Modes = Annotated[tuple[Checkpoint, ...], Field(min_length=1, max_length=3, description="checkpoint modes")]
+Width = Annotated[int, whole("features of a layer", most=65_536)]
+Rounds = Annotated[int, whole("rounds; in each, every contender runs once", most=10_000)]
 Visit = Annotated[
     float, Field(gt=0, le=3600, description="seconds of a contender's timed steps in a round; at least one step")
 ]

@@ -8,18 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gpipe_bench.bench.spec.cells import cut_problems as cut
-from gpipe_bench.bench.spec.settings import (
-    Balance,
-    BatchSize,
-    Chunks,
-    Model,
-    ModelArgs,
-    Partitions,
-    Problem,
-    Section,
-    Threads,
-)
+from gpipe_bench.bench.spec.settings import Balance, Model, ModelArgs, Problem, Section
 from gpipe_bench.bench.spec.validation import validated
+from gpipe_bench.settings import BatchSize, Chunks, Partitions, Seed, Threads, whole
 
 MODELS = ("amoebanet-d", "unet")
 """What is trained."""
@@ -27,15 +18,13 @@ MODELS = ("amoebanet-d", "unet")
 IMAGES = 1797
 """Digits that scikit-learn ships."""
 
-Steps = Annotated[
-    int, Field(strict=True, ge=1, le=10**6, description="training steps of each run, at most one pass over the images")
-]
-ExactSteps = Annotated[int, Field(strict=True, ge=1, le=10**6, description="steps of the runs in float64")]
+Steps = Annotated[int, whole("training steps of each run, at most one pass over the images", most=10**6)]
+ExactSteps = Annotated[int, whole("steps of the runs in float64", most=10**6)]
 Rate = Annotated[
     float, Field(gt=0, le=1000, description="peak learning rate of SGD; warm-up of 3 steps, then cosine to 0")
 ]
-HeldOut = Annotated[int, Field(strict=True, ge=1, le=1000, description="held-out images, at most 1000 of the 1797")]
-Seeds = Annotated[int, Field(strict=True, ge=2, le=1000, description="seeds 0, 1, ...: split, order, weights, noise")]
+HeldOut = Annotated[int, whole("held-out images, at most 1000 of the 1797", most=1000)]
+Seeds = Annotated[int, whole("seeds 0, 1, ...: split, order, weights, noise", 2, 1000)]
 Margin = Annotated[float, Field(gt=0, lt=1, description="accuracies that differ by less count as equivalent")]
 LossMargin = Annotated[
     float, Field(gt=0, le=1000, description="training losses that differ by less count as equivalent")
@@ -56,7 +45,7 @@ class Case(Section):
     learning_rate: Rate = 0.5
     held_out: HeldOut = 256
     threads: Threads = 1
-    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+    seed: Seed = 0
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every pipeline, and images enough."""

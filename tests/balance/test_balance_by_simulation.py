@@ -113,7 +113,7 @@ def test_frozen_layers_have_less_to_do() -> None:
         ({"profile": "h10"}, ConfigError, "h10"),
         ({"sample": None}, TypeError, "sample must be a Tensor or a tuple of Tensors, got NoneType"),
         ({"module": UNET}, ValueError, "must come with batch_size and no sample"),
-        ({"chunks": 0}, ValueError, "chunks must be at least 1, got 0"),
+        ({"chunks": 0}, ValueError, "chunks must be a whole number of at least 1, got 0"),
     ],
 )
 def test_bad_input(arguments, error, message) -> None:

@@ -100,7 +100,7 @@ def test_the_bytes_of_unet_at_published_size_are_counted_without_memory() -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"chunks": 0}, "chunks must be at least 1, got 0"),
+        ({"chunks": 0}, "chunks must be a whole number of at least 1, got 0"),
         ({"param_scale": -1.0}, r"param_scale must not be negative, got -1.0"),
         ({"param_scale": float("nan")}, "param_scale must not be negative, got nan"),
     ],

@@ -106,7 +106,7 @@ def test_as_many_layers_as_the_deepest_published_model_are_split_optimally() -> 
 
 @pytest.mark.parametrize("n", [0, -1])
 def test_partitions_must_be_positive(n: int) -> None:
-    with pytest.raises(BalanceError, match=rf"partitions must be at least 1, got {n}; ask for 1 or more"):
+    with pytest.raises(BalanceError, match=rf"partitions must be a whole number of at least 1, got {n}; use 1 or more"):
         split_min_max([1, 2], n)
 
 

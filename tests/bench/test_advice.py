@@ -21,7 +21,7 @@ from gpipe_bench.machine.profile import PROFILES, load_profile
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.schedules import check, read_csv
 from gpipe_bench.schedules.table import SCHEDULES, partition_count
-from gpipe_bench.util.choices import CHECKPOINT_MODES
+from gpipe_bench.settings import CHECKPOINT_MODES
 from tests.bench.cells_of import ok_result
 
 SMALL = {"model_args": "depth=1;B=1;C=8;size=16", "devices": 2, "batch_size": 4}

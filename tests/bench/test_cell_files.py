@@ -36,7 +36,7 @@ def test_a_file_has_cells_of_all_kinds(one, tmp_path):
         ("[1]", [], ["file of cells must have the settings of each cell by its name, got something else in "]),
         ("{}", [], ["file of cells must have measured ones, got none in "]),
         ('{"mine": {"chunks": 0, "chuncks": 2}}', ["mine", "yours"], [
-            *("c.json: mine.chunks must be at least 1", "c.json: mine.chuncks must be a known key"),
+            *("c.json: mine.chunks must be a whole number of at least 1", "c.json: mine.chuncks must be a known key"),
             "--only must name a cell",
         ]),
         ('{"mine": {"evidence": "simulated"}}', ["mine"], ["c.json: mine.evidence must be one of measured"]),

@@ -236,7 +236,7 @@ def test_an_unknown_experiment_gets_the_nearest_name():
         ({"balance": "10-10-9"}, "balance must have one entry per partition, 2, got 3 in 10-10-9"),
         ({"balance": "14-x"}, "balance must be positive numbers of layers, got '14-x'"),
         ({"partitions": 30, "balance": "auto"}, "partitions must be at most the 29 layers of unet, got 30"),
-        ({"chunks": 0}, "chunks must be at least 1, got 0"),
+        ({"chunks": 0}, "chunks must be a whole number of at least 1, got 0"),
         ({"model_args": "dept=2"}, "model_args: argument of unet must be one it declares, got 'dept'; use 'depth'"),
         ({"variant": "dep-srt-ptl"}, "variant must be 'baseline' or slots like 'dep-str-ptl'"),
         ({"devices": 2}, "devices must be at most 1 for 2 partitions on cpu, got 2"),

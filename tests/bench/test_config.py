@@ -65,7 +65,7 @@ def test_all_problems_are_reported_at_once(tmp_path):
         f"{experiments}.ablation.gpu.chuncks must be a known key, got 'chuncks'; use 'chunks'",
         f"{experiments}.mine.grid.balance {BALANCE_RULE}, 3, got 2 in 1-2; change balance or partitions",
         f"{experiments}.mine.grid.balance {layers}, got 1-2, which sums to 3; change its entries",
-        f"{experiments}.mine.grid.batch_size must be a whole number, got 'many'; write it without quotes or decimals",
+        f"{experiments}.mine.grid.batch_size must be a whole number of at least 1, got 'many'; use 1 or more",
         f"{experiments}.mine.grid.checkpoint must be one of always, except_last, never, got 'allways'; use 'always'",
         f"{experiments}.mine.other.model_args: B of unet must be an integer, at least 1, got 'x'; the default is 5",
         f"{experiments}.mine.other.model_args: argument of unet must be one it declares, got 'dept'; use 'depth'",
@@ -77,8 +77,8 @@ def test_a_problem_names_the_file_that_it_is_in(tmp_path):
     first = "experiments: {ablation: {cpu: {seed: -1, steps: 1}}}"
     second = "experiments: {ablation: {cpu: {steps: 0}}}"
     assert sorted(problems(first, second, folder=tmp_path)) == [
-        "a.yaml: experiments.ablation.cpu.seed must be at least 0, got -1; raise it",
-        "b.yaml: experiments.ablation.cpu.steps must be at least 1, got 0; raise it",
+        "a.yaml: experiments.ablation.cpu.seed must be a whole number of at least 0, got -1; use 0 or more",
+        "b.yaml: experiments.ablation.cpu.steps must be a whole number of at least 1, got 0; use 1 or more",
     ]
 
 
@@ -128,7 +128,10 @@ def test_blocks_may_share_parts_by_aliases_and_merges(tmp_path):
             "experiments: {mine: {a: {run: simulated, model_args: 'depth=1000000'}}}",
             "depth of unet must be an integer, at least 1 and less",
         ),
-        ("advice: {unet: {memory_limit_gib: .inf}}", "advice.unet.memory_limit_gib must be a finite number"),
+        (
+            "advice: {unet: {memory_limit_gib: .inf}}",
+            "advice.unet.memory_limit_gib must be at least 0 and at most 1000000, got inf",
+        ),
         (
             "experiments: {mine: {a: {run: simulated, profile: 'a{b}.yaml'}}}",
             "profile must be a path without braces, got 'a{b}",

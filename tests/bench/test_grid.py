@@ -202,8 +202,8 @@ def test_a_whole_model_without_arguments_has_those_of_a_cell(settings):
         ({"chunks": 16}, "a.chunks must be at most batch_size = 8, got 16; lower it or raise that"),
         ({"partitions": 18}, "a.partitions must be at most the 17 layers of unet, got 18; lower it"),
         ({"partitions": 2, "workers": 2}, "a.workers must be left out where partitions are given, got both"),
-        ({"workers": 0}, "a.workers must be a whole number of at least 1, got 0; write one"),
-        ({"microbatch_size": "few"}, "a.microbatch_size must be a whole number of at least 1, got 'few'; write one"),
+        ({"workers": 0}, "a.workers must be a whole number of at least 1, got 0; use 1 or more"),
+        ({"microbatch_size": "few"}, "a.microbatch_size must be a whole number of at least 1, got 'few'"),
         ({"model": "unit"}, "a.model must be "),
         ({"schedule": "zb-v"}, f"a.schedule must be one of {', '.join(SCHEDULES)}, or a CSV file, got 'zb-v'"),
         ({"schedule": "none.csv", "workers": 2}, "a.schedule must be one of "),
@@ -211,11 +211,11 @@ def test_a_whole_model_without_arguments_has_those_of_a_cell(settings):
         ({"balance": ["8-9", "3-4"]}, "a.balance must sum to the 17 layers of unet, got 3-4, which sums to 7"),
         ({"repeats": 2}, "a.repeats must be left out where run is simulated, got 2; leave it out"),
         ({"run": "measured", "timelines": True}, "a.timelines must be left out where run is measured, got True"),
-        ({"run": "measured", "repeats": 0}, "a.repeats must be at least 1, got 0; raise it"),
+        ({"run": "measured", "repeats": 0}, "a.repeats must be a whole number of at least 1, got 0; use 1 or more"),
         ({"run": "emulated", "partitions": 17}, "a.partitions must be at most 16 where they are emulated"),
         ({"run": "emulated", "precision": "bfloat16"}, "a.precision must be a known key, got 'precision'; use "),
         ({"run": "simulatd"}, "a.run must be one of simulated, emulated, measured, published, got "),
-        ({"where": "gpu", "run": "measured", "chunks": 0}, "a.chunks must be at least 1, got 0; raise it"),
+        ({"where": "gpu", "run": "measured", "chunks": 0}, "a.chunks must be a whole number of at least 1, got 0"),
         ({"chunks": [*range(1, 200)], "partitions": [*range(1, 200)]}, "a must have at most 20000 cells, got more"),
     ],
 )  # fmt: skip
@@ -226,10 +226,10 @@ def test_what_is_wrong_names_its_key(settings, said):
 
 def test_every_bad_value_of_an_axis_is_named():
     assert problems(chunks=[0, -1, 4.5, "a", 2], batch_size=2) == [
-        "a.chunks must be at least 1, got 0; raise it",
-        "a.chunks must be at least 1, got -1; raise it",
-        "a.chunks must be a whole number, got 4.5; write it without quotes or decimals",
-        "a.chunks must be a whole number, got 'a'; write it without quotes or decimals",
+        "a.chunks must be a whole number of at least 1, got 0; use 1 or more",
+        "a.chunks must be a whole number of at least 1, got -1; use 1 or more",
+        "a.chunks must be a whole number of at least 1, got 4.5; use 1 or more",
+        "a.chunks must be a whole number of at least 1, got 'a'; use 1 or more",
     ]
 
 

@@ -162,7 +162,7 @@ def test_problems_of_files_and_of_the_command_line_are_said_together(tmp_path):
         changed(device="tpu", experiments={"ablation": {"cpu": {"steps": 0}}})
     with pytest.raises(ConfigError) as both:
         make_plan(over_default({"device": "tpu", "experiments": {"ablation": {"cpu": {"steps": 0}}}}), [str(path)])
-    rule = "experiments.ablation.cpu.steps must be at least 1, got 0; raise it"
+    rule = "experiments.ablation.cpu.steps must be a whole number of at least 1, got 0; use 1 or more"
     assert both.value.problems == (
         "--config: device must be one of auto, cpu, cuda, got 'tpu'; use 'cpu'",
         f"{path}: {rule}",

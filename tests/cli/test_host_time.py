@@ -59,9 +59,12 @@ def test_all_cells_of_a_file_have_it(call, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--launch-us", "-2"), "--launch-us must be more than 0.0, got -2.0; raise it"),
-        (("--launch-us", "inf"), "--launch-us must be a finite number, got inf; write one"),
-        (("--launch-us", "1e7"), "--launch-us must be at most 1000000.0, got 10000000.0; lower it"),
+        (("--launch-us", "-2"), "--launch-us must be more than 0 and at most 1000000, got -2.0; use microseconds"),
+        (("--launch-us", "inf"), "--launch-us must be more than 0 and at most 1000000, got inf; use microseconds"),
+        (
+            ("--launch-us", "1e7"),
+            "--launch-us must be more than 0 and at most 1000000, got 10000000.0; use microseconds",
+        ),
     ],
 )
 def test_a_wrong_one_is_a_line(call, words, problem, tmp_path):

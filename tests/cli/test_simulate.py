@@ -14,7 +14,7 @@ from gpipe_bench.cli.cells import row_words
 from gpipe_bench.machine.profile import PROFILES
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
-from gpipe_bench.util.choices import BACKWARDS, FLAVOURS
+from gpipe_bench.settings import BACKWARDS, FLAVOURS
 
 SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)
 PUBLISHED = ("--model-args", "depth=5;B=5;C=64", "--balance", "34-76-70-61", "--flavour", "published")

@@ -40,7 +40,7 @@ def test_the_cpu_needs_no_synchronisation(log):
 
 @pytest.mark.parametrize(("steps", "warmup", "name"), [(0, 0, "steps"), (-1, 0, "steps"), (1, -1, "warmup")])
 def test_counts_are_checked(steps, warmup, name):
-    with pytest.raises(ValueError, match=f"{name} must be at least"):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least"):
         clock.timed(lambda: None, ["cpu"], steps, warmup)
 
 

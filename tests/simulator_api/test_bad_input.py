@@ -74,7 +74,7 @@ def test_numbers_of_devices_end_somewhere():
 def test_all_problems_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         attempt(batch_size=0, checkpoint="x", transfer="x", devices=[1])
-    assert [text.split()[0] for text in caught.value.problems] == ["checkpoint", "transfer", "batch_size", "devices"]
+    assert [text.split()[0] for text in caught.value.problems] == ["batch_size", "checkpoint", "transfer", "devices"]
 
 
 def test_a_balance_that_does_not_add_up():

@@ -15,8 +15,8 @@ from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing, with_recomputation
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from gpipe_bench.settings import CHECKPOINT_MODES
 from gpipe_bench.simulator import MeasuredLayer, Model, simulate, write_layers
-from gpipe_bench.util.choices import CHECKPOINT_MODES
 
 MIB, GIB = 2**20, 2**30
 PROFILE = load_profile("p40")

@@ -15,10 +15,10 @@ from gpipe_bench.cli import main
 from gpipe_bench.errors import TraceError
 from gpipe_bench.kernels.kernel import Parameter
 from gpipe_bench.machine.profile import load_profile
+from gpipe_bench.settings import OPTIMIZERS
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
-from gpipe_bench.util.choices import OPTIMIZERS
 from tests.simulator_api.layers import Pop, Stash
 
 H100 = load_profile("h100")

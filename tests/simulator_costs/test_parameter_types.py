@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from gpipe_bench.machine.profile import load_profile
+from gpipe_bench.settings import OPTIMIZERS
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
 from gpipe_bench.simulator.workloads.workload import Workload
-from gpipe_bench.util.choices import OPTIMIZERS
 
 H100 = load_profile("h100")
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8}

@@ -11,9 +11,9 @@ from gpipe_bench.kernels.operations import tensors_of
 from gpipe_bench.kernels.optimizers import make_optimizer
 from gpipe_bench.machine.constants import Constant
 from gpipe_bench.machine.profile import Profile, load_profile
+from gpipe_bench.settings import OPTIMIZERS
 from gpipe_bench.simulator import simulate
 from gpipe_bench.simulator.workloads.build import build_workload
-from gpipe_bench.util.choices import OPTIMIZERS
 
 SHAPE, PARAMETERS = (4, 6), 8
 REAL = {

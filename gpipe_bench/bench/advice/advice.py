@@ -16,29 +16,21 @@ from functools import cached_property
 from itertools import count, product
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import PlainSerializer
 
 from gpipe_bench.bench.advice.fit import Search, balance_of
 from gpipe_bench.bench.spec.cells import cut_problems
 from gpipe_bench.bench.spec.settings import (
-    BatchSize,
     Model,
     ModelArgs,
     ModelSection,
     Problem,
     Variant,
-    no_boolean,
 )
 from gpipe_bench.bench.spec.simulated_cells import (
-    Flavour,
-    Hosts,
-    LaunchUs,
     Network,
-    Optimizer,
-    Precision,
     Profile,
     SimulatedCell,
-    Tf32,
     host_problems,
 )
 from gpipe_bench.bench.storage.raw import RawResult
@@ -47,7 +39,8 @@ from gpipe_bench.machine.networks import IDEAL, NETWORK
 from gpipe_bench.models.measured import is_layers_file
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.schedules.table import SCHEDULES, ScheduleName, device_count, partition_count
-from gpipe_bench.util.choices import CHECKPOINT_MODES
+from gpipe_bench.settings import CHECKPOINT_MODES, BatchSize, Hosts, Setting, number, whole
+from gpipe_bench.step.request import Flavour, LaunchUs, Optimizer, Precision, Tf32
 
 if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row
@@ -57,7 +50,7 @@ _MARGIN: Final = 1.05
 _EFFORT: Final = 30_000
 _BOUNDLESS_GIB: Final = 1e9
 
-Devices = Annotated[int, Field(strict=True, ge=1, le=64, description="devices there are; fewer may be used")]
+Devices = Annotated[int, whole("devices there are; fewer may be used", most=64)]
 
 
 def _names(value: Any) -> Any:
@@ -69,16 +62,15 @@ def _names(value: Any) -> Any:
 
 Schedules = Annotated[
     tuple[ScheduleName, ...],
-    BeforeValidator(_names),
-    PlainSerializer(lambda names: "all" if names == SCHEDULES else names),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(SCHEDULES)}}]}),
-    Field(
-        max_length=len(SCHEDULES),
-        description="schedules to try beside the paper's executor, joined by ','; all, or none",
+    Setting(
+        "schedules to try beside the paper's executor, joined by ','; all, or none",
+        _names,
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"enum": list(SCHEDULES)}}]},
     ),
+    PlainSerializer(lambda names: "all" if names == SCHEDULES else names),
 ]
 Limit = Annotated[
-    float, Field(ge=0, le=10**6, description="GiB for the tensors of a device; 0: all that it has for them"), no_boolean
+    float, number("GiB for the tensors of a device; 0: all that it has for them", 10**6, "GiB", zero=True)
 ]
 
 

@@ -9,18 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.bench.experiments.grid import (
     DERIVED,
+    EACH,
     KINDS,
-    MOST,
     OF_THE_MACHINE,
     WORDS,
     Block,
     Experiment,
-    Table,
     below,
     read_experiment,
 )
@@ -30,6 +29,7 @@ from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.data import DEFAULT_CONFIG
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
+from gpipe_bench.settings import whole
 from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.yaml_text import read_yaml_file
 
@@ -42,12 +42,7 @@ DeviceChoice = Annotated[
     Literal["auto", "cpu", "cuda"],
     Field(description="where to measure; auto: on the GPUs where there are some, else on the CPU"),
 ]
-DeviceCount = Annotated[
-    int,
-    Field(
-        strict=True, ge=0, le=4096, description="with device cuda: GPUs that jobs get on a cluster; 0: count them here"
-    ),
-]
+DeviceCount = Annotated[int, whole("with device cuda: GPUs that jobs get on a cluster; 0: count them here", 0, 4096)]
 _TAKEN: Final = ("predictions", "verify", "peers", "transparency")
 """Tables of rules that are no experiments."""
 
@@ -257,14 +252,13 @@ def json_schema() -> dict[str, Any]:
             words += [{"const": "whole"}] if key == "balance" else []
             one = {"anyOf": [setting, *words]} if words else setting
             block["properties"][key] = {"description": said["description"], **_axis(one)}
-    whole = {"type": "integer", "minimum": 1, "maximum": MOST}
-    derived = {
-        "microbatch_size": _axis(whole),
-        "workers": _axis({"anyOf": [whole, {"const": "cores"}]}),
-        "table": _axis(TypeAdapter(Table).json_schema()),
-        "each": {"type": "array", "minItems": 1, "items": {"type": "object"}},
+    block["properties"] |= {key: {"description": one.help, **_axis(one.schema)} for key, one in DERIVED.items()}
+    block["properties"]["each"] = {
+        "description": EACH,
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "object"},
     }
-    block["properties"] |= {key: {"description": DERIVED[key], **one} for key, one in derived.items()}
     for key, setting in Block.model_json_schema(mode="validation")["properties"].items():
         block["properties"][key] = {name: value for name, value in setting.items() if name != "title"}
     for key in block["properties"].keys() - {"run"}:

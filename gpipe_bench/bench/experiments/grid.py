@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import islice, product
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -43,6 +43,7 @@ from gpipe_bench.schedules.table import (
     is_schedule_file,
     partition_count,
 )
+from gpipe_bench.settings import Setting, choice, switch, whole
 from gpipe_bench.simulator.published.settings import published_settings
 from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.processes import usable_processes
@@ -58,8 +59,8 @@ KINDS: Final[Mapping[str, type[Cell]]] = {
     "emulated": EmulatedCell,
     "measured": MeasuredCell,
 }
-Table = Literal["unet-speed", "amoebanet-d-speed", "resnet101-speed", "unet-memory", "amoebanet-d-memory"]
-Repeats = Annotated[int, Field(strict=True, ge=1, le=1000)]
+TABLES: Final = ("unet-speed", "amoebanet-d-speed", "resnet101-speed", "unet-memory", "amoebanet-d-memory")
+Repeats = Annotated[int, whole("measured runs of each cell, each in a fresh process", most=1000)]
 
 CORES: Final = "cores"
 WHOLE: Final = "whole"
@@ -69,17 +70,20 @@ WORDS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
 }
 """Words that stand for several values of a setting."""
 
-DERIVED: Final[Mapping[str, str]] = {
-    "microbatch_size": "samples of a micro-batch, in place of batch_size",
-    "workers": "devices or threads of the schedule, in place of partitions; cores: a core for each, at most 8",
-    "table": "published table, whose rows are points of model, batch, pipeline and variant",
-    "each": "points: settings that belong together, as a list of sections",
+_MOST: Final = 10**6
+_WORKERS: Final = whole(
+    "devices or threads of the schedule, in place of partitions; cores: a core for each, at most 8", most=_MOST
+)
+DERIVED: Final[Mapping[str, Setting]] = {
+    "microbatch_size": whole("samples of a micro-batch, in place of batch_size", most=_MOST),
+    "workers": replace(_WORKERS, schema={"anyOf": [_WORKERS.schema, {"const": CORES}]}),
+    "table": choice("published table, whose rows are points of model, batch, pipeline and variant", TABLES),
 }
-"""What a block may say beside settings of cells."""
+"""What an axis of a block may be beside settings of cells."""
+EACH: Final = "points: settings that belong together, as a list of sections"
 
 OF_THE_MACHINE: Final = ("evidence", "device")
 _OF_A_ROW: Final = ("model", "model_args", "batch_size", "chunks", "partitions", "balance", "checkpoint", "variant")
-MOST: Final = 10**6
 _MOST_CELLS: Final = 20_000
 _MOST_WORKERS: Final = 8
 
@@ -94,17 +98,15 @@ class Block(Section):
     where: Annotated[
         Literal["cpu", "gpu"] | None, Field(description="measure on this kind of machine only; null: on both")
     ] = None
-    repeats: Annotated[Repeats, Field(description="measured runs of each cell, each in a fresh process")] = 1
+    repeats: Repeats = 1
     other_repeats: Annotated[
-        Repeats | None, Field(description="of cells whose variant is not published; null: as many as of the others")
+        int | None, whole("of cells whose variant is not published; null: as many as of the others", most=1000)
     ] = None
-    turns: Annotated[bool, Field(strict=True, description="measure all cells in turns, in one job")] = False
-    share_devices: Annotated[
-        bool, Field(strict=True, description="let partitions share GPUs that are too few; false: leave the cell out")
-    ] = False
-    timelines: Annotated[
-        bool, Field(strict=True, description="write a timeline of each simulated or emulated cell")
-    ] = False
+    turns: Annotated[bool, switch("measure all cells in turns, in one job")] = False
+    share_devices: Annotated[bool, switch("let partitions share GPUs that are too few; false: leave the cell out")] = (
+        False
+    )
+    timelines: Annotated[bool, switch("write a timeline of each simulated or emulated cell")] = False
 
     def problems(self) -> Iterator[Problem]:
         """Some words are for what is measured, one for what is not."""
@@ -266,7 +268,7 @@ def _known(block: Block) -> list[str]:
     if block.run == "published":
         return ["table"]
     settings = [key for key in KINDS[block.run].model_fields if key not in OF_THE_MACHINE]
-    return [*(key for key in settings if (block.run, key) != ("measured", "devices")), *DERIVED]
+    return [*(key for key in settings if (block.run, key) != ("measured", "devices")), *DERIVED, "each"]
 
 
 def _wrong_lines(settings: Settings, known: Sequence[str], above: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
@@ -289,9 +291,10 @@ def _wrong_lines(settings: Settings, known: Sequence[str], above: Sequence[str] 
                 if other in _OF_A_ROW and other in known:
                     yield other, "must be left out beside a table, whose rows have it; leave one of them out"
             for word in value if isinstance(value, list) else [value]:
-                if word not in get_args(Table):
-                    hint = nearest(str(word), get_args(Table))
-                    yield key, f"must be one of {', '.join(get_args(Table))}, got {word!r}; {hint}"
+                try:
+                    DERIVED[key].plain(word)
+                except ValueError as error:
+                    yield key, str(error)
 
 
 def points(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -413,10 +416,11 @@ def _cell_settings(block: Block, point: Settings, machine: Machine) -> dict[str,
 
 
 def _whole(settings: Settings, key: str) -> int:
-    value = settings[key]
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-        raise _WrongValueError(key, f"must be a whole number of at least 1, got {value!r}; write one")
-    return value
+    try:
+        number: int = DERIVED[key].plain(settings[key])
+    except ValueError as error:
+        raise _WrongValueError(key, str(error)) from error
+    return number
 
 
 def _layers(settings: Settings) -> int:
@@ -427,7 +431,7 @@ def _layers(settings: Settings) -> int:
     try:
         return model_spec(model).layers(parse_arguments(model, arguments))
     except (ConfigError, AttributeError, TypeError):
-        return MOST
+        return _MOST
 
 
 @cache

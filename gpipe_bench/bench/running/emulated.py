@@ -76,8 +76,6 @@ def _emulated(
         **cell.arguments(),
         balance=balance,
         devices=cell.places,
-        steps=cell.steps,
-        host_time=cell.host_time,
         keep_trace=steps is not None,
     )
     if steps is not None:

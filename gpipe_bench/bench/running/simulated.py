@@ -109,8 +109,7 @@ def simulated_step(cell: SimulatedCell, balance: Sequence[int], **options: Any) 
     # Here and not above: the simulator loads PyTorch.
     from gpipe_bench.simulator import Model, simulate
 
-    names = ("precision", "masters", "hosts", "network", "flavour")
-    given = {**cell.arguments(), **{name: getattr(cell, name) for name in names}, **options}
+    given = {**cell.arguments(), **options}
     given["devices"] = [cell.places[device] for device in cell.homes()]
     return simulate(Model(cell.model, parse_arguments(cell.model, cell.model_args)), balance=balance, **given)
 

@@ -14,28 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import model_validator
 
 from gpipe_bench.bench.spec.names import model_word
 from gpipe_bench.bench.spec.settings import (
     AUTO,
     AutoBalance,
-    BatchSize,
-    Checkpoint,
-    Chunks,
     Model,
     ModelArgs,
     ModelSection,
     OptionalSchedule,
-    Partitions,
     Problem,
-    Seed,
-    Steps,
-    Tf32,
-    Threads,
-    Transfer,
     Variant,
-    Warmup,
     read_balance,
 )
 from gpipe_bench.components import Components
@@ -49,6 +39,22 @@ from gpipe_bench.schedules.table import (
     is_schedule_file,
     placement,
     shared_places,
+)
+from gpipe_bench.settings import (
+    BatchSize,
+    Checkpoint,
+    Chunks,
+    Hosts,
+    Partitions,
+    Processes,
+    Seed,
+    Setting,
+    Steps,
+    Threads,
+    Transfer,
+    Warmup,
+    switch,
+    whole,
 )
 from gpipe_bench.util.nearest import nearest
 
@@ -68,15 +74,9 @@ def _device(value: Any) -> Any:
     return value
 
 
-Device = Annotated[str, BeforeValidator(_device), Field(description="type of device, such as cpu or cuda")]
-Devices = Annotated[
-    int, Field(strict=True, ge=1, le=4096, description="distinct devices that the partitions share out")
-]
-Processes = Annotated[
-    int,
-    Field(strict=True, ge=1, le=4096, description="processes: 1, or one for each device of the schedule"),
-]
-Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that share out the processes evenly")]
+Device = Annotated[str, Setting("type of device, such as cpu or cuda", _device, {"type": "string"})]
+Devices = Annotated[int, whole("distinct devices that the partitions share out", most=4096)]
+Tf32 = Annotated[bool, switch("let CUDA round float32 products to TF32; published runs had none")]
 
 
 class Cell(ModelSection):

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from gpipe_bench.bench.spec.settings import Problem
 from gpipe_bench.bench.spec.simulated_cells import SimulatedCell, VirtualCell
-from gpipe_bench.step.request import MOST_EMULATED_DEVICES
-
-HostTime = Annotated[
-    bool, Field(strict=True, description="let launches cost host time, and launch queues be full, as on the profile")
-]
-Steps = Annotated[int, Field(strict=True, ge=2, le=1000, description="steps of a cell; the first is a warm-up")]
+from gpipe_bench.step.request import MOST_EMULATED_DEVICES, EmulatedSteps, HostTime
 
 
 class EmulatedCell(VirtualCell):
@@ -22,7 +15,7 @@ class EmulatedCell(VirtualCell):
 
     evidence: Literal["emulated"] = "emulated"
     host_time: HostTime = True
-    steps: Steps = 2
+    steps: EmulatedSteps = 2
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every pipeline, and no more devices than a process has."""

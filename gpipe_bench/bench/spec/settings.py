@@ -1,7 +1,4 @@
-"""The settings of a cell: types, rules, units and defaults in one place.
-
-The command line, the configuration file, its schema and its comments are all made from what stands here.
-"""
+"""Sections of settings, and the settings that only cells and configurations have; see :mod:`gpipe_bench.settings`."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, PlainSerializer, model_validator
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ScheduleError
@@ -21,7 +18,7 @@ from gpipe_bench.schedules.table import (
     file_schedule,
     is_schedule_file,
 )
-from gpipe_bench.util import choices
+from gpipe_bench.settings import Setting, any_text
 from gpipe_bench.util.nearest import nearest
 
 T = TypeVar("T")
@@ -100,16 +97,11 @@ def each_valid(entries: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
     return found
 
 
-def read_balance(value: Any) -> Any:
+def read_balance(value: Any) -> tuple[int, ...]:
     """Accept the form of tables and of the command line, ``34-76-70-61``, beside a list."""
     parts = str(value).split("-") if isinstance(value, str | int) and not isinstance(value, bool) else value
-    if not isinstance(parts, list | tuple) or not parts:
-        raise ValueError(f"must be layers per partition like 34-76-70-61, got {value!r}; give a number per partition")
-    try:
-        sizes = [int(str(part)) for part in parts]
-    except ValueError:
-        sizes = [0]
-    if min(sizes) < 1:
+    sizes = [int(str(one)) if str(one).isdecimal() else 0 for one in parts] if isinstance(parts, list | tuple) else []
+    if not sizes or min(sizes) < 1:
         raise ValueError(f"must be positive numbers of layers, got {value!r}; write them like 34-76-70-61")
     return tuple(sizes)
 
@@ -138,72 +130,45 @@ def _schedule(value: Any) -> Any:
     return value
 
 
-def _no_boolean(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError(f"must be a number, got {value!r}; write one")  # noqa: TRY004 - pydantic wants a ValueError
-    return value
-
-
-no_boolean: Final = BeforeValidator(_no_boolean)
-"""For a number, for which in Python ``True`` would do."""
-BALANCE_SCHEMA: Final = {
-    "anyOf": [
-        {"type": "string", "pattern": r"^[1-9][0-9]*(-[1-9][0-9]*)*$"},
-        {"type": "integer", "minimum": 1},
-        {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
-    ]
-}
+_BALANCES: Final = (
+    {"type": "string", "pattern": r"^[1-9][0-9]*(-[1-9][0-9]*)*$"},
+    {"type": "integer", "minimum": 1},
+    {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+)
+_BALANCE_HELP: Final = "layers per partition, joined by '-'"
 
 Model = Annotated[
     str,
-    BeforeValidator(lambda name: portable(name) if isinstance(name, str) else name),
-    Field(description="name in the table of models, or file.py:function"),
+    Setting(
+        "name in the table of models, or file.py:function",
+        lambda name: portable(name) if isinstance(name, str) else name,
+        {"type": "string"},
+    ),
 ]
-ModelArgs = Annotated[str, Field(description="arguments of the model, 'key=value' joined by ';'")]
-BatchSize = Annotated[int, Field(strict=True, ge=1, le=10**9, description="samples per step")]
-Chunks = Annotated[int, Field(strict=True, ge=1, le=65_536, description="micro-batches per step")]
-Partitions = Annotated[
-    int, Field(strict=True, ge=1, le=4096, description="contiguous groups of layers, each with a worker of its own")
-]
+ModelArgs = Annotated[str, any_text("arguments of the model, 'key=value' joined by ';'")]
 Balance = Annotated[
     tuple[int, ...],
-    BeforeValidator(read_balance),
+    Setting(_BALANCE_HELP, read_balance, {"anyOf": [*_BALANCES]}),
     PlainSerializer(lambda sizes: "-".join(map(str, sizes)), return_type=str),
-    WithJsonSchema(BALANCE_SCHEMA),
-    Field(description="layers per partition, joined by '-'"),
 ]
 AutoBalance = Annotated[
     tuple[int, ...],
-    BeforeValidator(_auto_balance),
+    Setting(
+        f"{_BALANCE_HELP}; auto: the fastest slowest partition",
+        _auto_balance,
+        {"anyOf": [{"const": AUTO}, *_BALANCES]},
+    ),
     PlainSerializer(lambda sizes: "-".join(map(str, sizes)) or AUTO, return_type=str),
-    WithJsonSchema({"anyOf": [{"const": AUTO}, *BALANCE_SCHEMA["anyOf"]]}),
-    Field(description="layers per partition, joined by '-'; auto: the fastest slowest partition"),
 ]
-Checkpoint = Annotated[choices.Checkpoint, Field(description="micro-batches whose activations are recomputed")]
 OptionalSchedule = Annotated[
     str | None,
-    BeforeValidator(_schedule),
-    WithJsonSchema({"anyOf": [{"enum": [*SCHEDULES]}, {"type": "string", "pattern": r"\.csv$"}, {"type": "null"}]}),
-    Field(description="of docs/schedules.md, or a CSV file; null: autograd orders the backward pass"),
+    Setting(
+        "of docs/schedules.md, or a CSV file; null: autograd orders the backward pass",
+        _schedule,
+        {"anyOf": [{"enum": [*SCHEDULES]}, {"type": "string", "pattern": r"\.csv$"}, {"type": "null"}]},
+    ),
 ]
-Threads = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPU threads inside one operator")]
-Tf32 = Annotated[
-    bool, Field(strict=True, description="let CUDA round float32 products to TF32; published runs had none")
-]
-Warmup = Annotated[int, Field(strict=True, ge=0, le=10**6, description="untimed steps before the timed ones")]
-Steps = Annotated[int, Field(strict=True, ge=1, le=10**6, description="timed steps of each repeat")]
-Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
-ChunkCounts = Annotated[tuple[Count, ...], Field(min_length=1, max_length=64, description="numbers of micro-batches")]
-Modes = Annotated[
-    tuple[choices.Checkpoint, ...],
-    Field(min_length=1, max_length=3, description="checkpoint modes"),
-]
-# PyTorch takes 64 bits; a row's column is a signed integer.
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63, description="seed of weights, data and dropout")]
-Variant = Annotated[str, BeforeValidator(_variant), Field(description="label of the components, such as dep-str-ptl")]
-Transfer = Annotated[
-    choices.Transfer, Field(description="how tensors cross partitions: direct, or host for pinned memory")
-]
+Variant = Annotated[str, Setting("label of the components, such as dep-str-ptl", _variant, {"type": "string"})]
 
 
 class ModelSection(Section):

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator, Field
+from typing import Annotated, Any, Final, Literal
 
 from gpipe_bench.bench.spec.cells import Cell
 from gpipe_bench.bench.spec.names import readable
 from gpipe_bench.bench.spec.settings import (
     Problem,
     Variant,
-    no_boolean,
 )
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.networks import NETWORK, problems_of_hosts
-from gpipe_bench.machine.profile import MOST_LAUNCH_US, load_profile, profile_file
+from gpipe_bench.machine.profile import load_profile, profile_file
 from gpipe_bench.schedules.table import shared_places
-from gpipe_bench.util import choices
+from gpipe_bench.settings import Hosts, Setting, any_text, whole
+from gpipe_bench.step.request import Flavour, LaunchUs, Masters, Optimizer, Precision, Request, StepsOverlap, Tf32
 
 
 def _profile(value: Any) -> Any:
@@ -34,32 +33,9 @@ def _profile(value: Any) -> Any:
     return value
 
 
-Devices = Annotated[
-    int, Field(strict=True, ge=0, le=4096, description="devices that partitions share; 0: one for each of the schedule")
-]
-Tf32 = Annotated[
-    bool | None, Field(description="round float32 to TF32; null: in convolutions alone, as PyTorch does it")
-]
-LaunchUs = Annotated[
-    float | None,
-    Field(gt=0, le=MOST_LAUNCH_US, description="host time of an operation, microseconds; null: that of the profile"),
-    no_boolean,
-]
-Optimizer = Annotated[choices.Optimizer, Field(description="what updates the parameters after each step")]
-Profile = Annotated[
-    str, BeforeValidator(_profile), Field(description="hardware: name of a profile, or path of a YAML file")
-]
-Precision = Annotated[choices.Precision, Field(description="type of weights, activations and gradients")]
-Masters = Annotated[
-    bool, Field(description="whether the optimizer keeps a copy in float32 of each weight that is in a half")
-]
-Hosts = Annotated[int, Field(strict=True, ge=1, le=4096, description="hosts that have the devices, as many each")]
-Network = Annotated[str, Field(description="link between hosts, by name: ndr400, ethernet10, or a link of the profile")]
-StepsOverlap = Annotated[
-    bool,
-    Field(description="whether a step starts while other devices run the one before; false: it ends on all devices"),
-]
-Flavour = Annotated[choices.Flavour, Field(description="autograd engine: current, or published for PyTorch 1.3")]
+Devices = Annotated[int, whole("devices that partitions share; 0: one for each of the schedule", 0, 4096)]
+Profile = Annotated[str, Setting("hardware: name of a profile, or path of a YAML file", _profile, {"type": "string"})]
+Network = Annotated[str, any_text("link between hosts, by name: ndr400, ethernet10, or a link of the profile")]
 
 
 def host_problems(section: Any, devices: int, transfer: str) -> Iterator[Problem]:
@@ -67,6 +43,12 @@ def host_problems(section: Any, devices: int, transfer: str) -> Iterator[Problem
     given = {"hosts": section.hosts, "network": section.network, "devices": devices, "transfer": transfer}
     for setting, text in problems_of_hosts(load_profile(section.profile), **given):
         yield Problem((setting,), text)
+
+
+_IN_EVERY_KEY: Final = frozenset(
+    {*Cell.model_fields, "optimizer", "profile", "flavour", "host_time", "steps"} - {"evidence"}
+)
+"""Settings that are part of a key even where they are as usual; others are left out, so that older keys stay."""
 
 
 class VirtualCell(Cell):
@@ -103,8 +85,8 @@ class VirtualCell(Cell):
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``simulate`` and ``emulate`` that it decides, but model, balance and devices."""
-        names = ("batch_size", "chunks", "checkpoint", "components", "schedule", "transfer", "optimizer")
-        return {name: getattr(self, name) for name in (*names, "profile", "tf32", "launch_us", "steps_overlap")}
+        own = {"components", *type(self).model_fields} - {"model", "balance", "devices"}
+        return {field.name: getattr(self, field.name) for field in fields(Request) if field.name in own}
 
     def columns(self) -> dict[str, Any]:
         """The columns of a row that the cell decides."""
@@ -125,9 +107,9 @@ class VirtualCell(Cell):
     def settings(self) -> dict[str, Any]:
         """All settings but the kind of evidence, and what is as usual."""
         data = super().settings()
-        usual = {"evidence"} | {name for name in ("tf32", "launch_us") if data[name] is None}
-        usual |= {"steps_overlap"} if self.steps_overlap else set()
-        usual |= {"devices"} if self.devices in (0, self.schedule_devices) else set()
+        fields = type(self).model_fields.items()
+        usual = {name for name, field in fields if name not in _IN_EVERY_KEY and data.get(name) == field.default}
+        usual |= {"devices"} if self.devices == self.schedule_devices else set()
         return {name: value for name, value in data.items() if name not in usual}
 
 
@@ -147,11 +129,7 @@ class SimulatedCell(VirtualCell):
         yield from host_problems(self, self.devices or self.schedule_devices, self.transfer)
 
     def settings(self) -> dict[str, Any]:
-        """All settings; float32, master weights and a single host are left out, as the schedule of GPipe is."""
+        """All settings but what is as usual; a network only where there are hosts that it links."""
         data = super().settings()
-        for name, usual in (("precision", "float32"), ("masters", True)):
-            if data[name] == usual:
-                del data[name]
-        if self.hosts == 1:
-            del data["hosts"], data["network"]
-        return data
+        data.pop("network", None)
+        return data if self.hosts == 1 else {**data, "network": self.network}

@@ -19,12 +19,12 @@ from gpipe_bench.errors import TraceError
 from gpipe_bench.kernels.kernel import LayerFacts, LayerTrace, Parameter
 from gpipe_bench.kernels.precision import in_precision
 from gpipe_bench.kernels.specs import TensorSpec, map_specs, meta_twin, specs_in
+from gpipe_bench.settings import HALVES
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
 from gpipe_bench.simulator.tracing.scaling import PROBES
 from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.namespace import SkipKey
-from gpipe_bench.util.choices import HALVES
 
 _Skips = dict[SkipKey, TensorSpec | None]
 _Call = tuple[object, _Skips]
@@ -55,7 +55,7 @@ class Tracer:
         module: the model, on any device.
         sample: one sample or more, as the model takes them: a Tensor or a tuple of Tensors on any device.
         owned: whether the module is on the meta device and nobody else's, so that its layers need not be copied.
-        precision: what to trace it in, one of :data:`gpipe_bench.util.choices.PRECISIONS`.
+        precision: what to trace it in, one of :data:`gpipe_bench.settings.PRECISIONS`.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from gpipe_bench.kernels.cost import workspace_bytes
 from gpipe_bench.kernels.kernel import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.machine.profile import Profile
 from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers, is_layers_file, read_layers
+from gpipe_bench.settings import HALVES
 from gpipe_bench.simulator.workloads.blocks import Costs, total
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
@@ -35,7 +36,6 @@ from gpipe_bench.simulator.workloads.workload import (
     input_name,
 )
 from gpipe_bench.step.request import AnyModel, Model, microbatch_sizes
-from gpipe_bench.util.choices import HALVES
 from gpipe_bench.util.collection import no_collection
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def workload_of(
         batch_size: samples of a mini-batch.
         chunks: micro-batches asked for.
         profile: the devices.
-        optimizer: one of :data:`gpipe_bench.util.choices.OPTIMIZERS`; None for no update.
+        optimizer: one of :data:`gpipe_bench.settings.OPTIMIZERS`; None for no update.
         masters: whether it updates copies in float32 of weights in a half.
         cache: folder of stored traces; the user's cache folder by default.
         split: whether backward passes are split into I and W; both are traced anew in each process.

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from gpipe_bench.kernels.kernel import FOREACH, Kernel, LayerFacts
+from gpipe_bench.settings import HALVES, checked
 from gpipe_bench.simulator.tracing.kept import default_folder, kept
-from gpipe_bench.util.choices import HALVES, OPTIMIZERS
+from gpipe_bench.step.request import Optimizer
 
 PROBE: Final = 1000
 """Elements of the parameter that is traced."""
@@ -72,8 +73,7 @@ def trace_optimizer(
     Raises:
         ValueError: there is no such optimizer.
     """
-    if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}; choose one of them")
+    checked("optimizer", Optimizer, name)
     place = default_folder() if folder is None else folder
     return {
         dtype: _kept_trace(name, dtype, place, master=masters and dtype in HALVES, published=published)
