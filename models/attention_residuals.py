@@ -6,7 +6,8 @@
 Kimi Team, "Attention Residuals" (arXiv 2603.15031), figure 2. A block is several transformer layers, whose outputs are
 summed as usual. Before each attention and each MLP, and in the head, a softmax weighs the outputs of all earlier blocks
 and the sum so far, by a learned query and normalised keys. So each block's output is a skip, which every later layer
-reads, whatever partition it is in. The layers are those of :mod:`.llama`; which sizes go with them is ours.
+reads, whatever partition it is in. The report of Kimi K3 mixes again in the backward pass, so that a layer keeps what
+one with plain residuals keeps. The layers are those of :mod:`.llama`; which sizes go with them is ours.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from math import ceil
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench.models.llama import Attention, Head, Mlp, Sizes, chained
 from gpipe_bench.skip import pop, skippable, stash
@@ -27,17 +29,25 @@ class DepthAttention(nn.Module):
 
     Args:
         dim: width of the model.
+        recompute: whether the backward pass mixes again, so that nothing but the depths is kept until then.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, *, recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         # All depths count alike before training, as the paper asks for.
         self.query = nn.Parameter(torch.zeros(dim))
         self.norm = nn.RMSNorm(dim)
 
     def forward(self, sources: Sequence[Tensor]) -> Tensor:
         """Tensors of shape (N, T, dim) -> one of this shape."""
-        values = torch.stack([*sources])
+        if not self.recompute:
+            return self._mixed(*sources)
+        mixed: Tensor = checkpoint(self._mixed, *sources, use_reentrant=False, preserve_rng_state=False)
+        return mixed
+
+    def _mixed(self, *sources: Tensor) -> Tensor:
+        values = torch.stack(sources)
         weights = (self.norm(values) @ self.query).softmax(0)
         return torch.einsum("snt,sntd->ntd", weights, values)
 
@@ -50,12 +60,14 @@ class Layer(nn.Module):
         reads: names of the skips that hold the outputs of earlier blocks, the first one first.
         gives: names under which the next layer reads them. A layer that begins a block gives its input, too, which is
             the output of the block before.
+        recompute: as in :class:`DepthAttention`.
     """
 
-    def __init__(self, sizes: Sizes, reads: Sequence[str], gives: Sequence[str]) -> None:
+    def __init__(self, sizes: Sizes, reads: Sequence[str], gives: Sequence[str], *, recompute: bool) -> None:
         super().__init__()
         self.reads, self.gives = tuple(reads), tuple(gives)
-        self.before_attention, self.before_mlp = DepthAttention(sizes.dim), DepthAttention(sizes.dim)
+        self.before_attention = DepthAttention(sizes.dim, recompute=recompute)
+        self.before_mlp = DepthAttention(sizes.dim, recompute=recompute)
         self.attention, self.mlp = Attention(sizes), Mlp(sizes)
 
     def forward(self, x: Tensor) -> Generator[stash | pop, Tensor, Tensor]:
@@ -78,12 +90,13 @@ class DepthHead(nn.Module):
     Args:
         sizes: of the model.
         reads: as in :class:`Layer`.
+        recompute: as in :class:`DepthAttention`.
     """
 
-    def __init__(self, sizes: Sizes, reads: Sequence[str]) -> None:
+    def __init__(self, sizes: Sizes, reads: Sequence[str], *, recompute: bool) -> None:
         super().__init__()
         self.reads = tuple(reads)
-        self.mix, self.head = DepthAttention(sizes.dim), Head(sizes)
+        self.mix, self.head = DepthAttention(sizes.dim, recompute=recompute), Head(sizes)
 
     def forward(self, x: Tensor) -> Generator[pop, Tensor, Tensor]:
         """(N, T, dim) -> (N, T, vocabulary)."""
@@ -94,16 +107,19 @@ class DepthHead(nn.Module):
         return logits
 
 
-def attention_residuals(sizes: Sizes, block: int) -> nn.Sequential:
+def attention_residuals(sizes: Sizes, block: int, *, recompute: bool) -> nn.Sequential:
     """The model with fresh weights: L + 2 layers.
 
     Args:
         sizes: of the model; its ``blocks`` are the transformer layers.
         block: transformer layers in each block over whose outputs depth is mixed.
+        recompute: as in :class:`DepthAttention`.
     """
     # What layer number `place` reads; it hands all on to the next one.
     reads = [[f"b{k}at{place}" for k in range(ceil(place / block))] for place in range(sizes.blocks + 1)]
-    layers = [skippable(stash=gives, pop=own)(Layer)(sizes, own, gives) for own, gives in pairwise(reads)]
+    layers = [
+        skippable(stash=gives, pop=own)(Layer)(sizes, own, gives, recompute=recompute) for own, gives in pairwise(reads)
+    ]
     last = reads[-1]
-    head = skippable(pop=last)(DepthHead)(sizes, last)
+    head = skippable(pop=last)(DepthHead)(sizes, last, recompute=recompute)
     return chained(nn.Embedding(sizes.vocabulary, sizes.dim), layers, head)

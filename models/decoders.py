@@ -79,7 +79,7 @@ def _decoder(arguments: Values) -> nn.Sequential:
 def _attention_residuals(arguments: Values) -> nn.Sequential:
     from gpipe_bench.models.attention_residuals import attention_residuals
 
-    return attention_residuals(_sizes(arguments), int(arguments["block"]))
+    return attention_residuals(_sizes(arguments), int(arguments["block"]), recompute=bool(arguments["recompute"]))
 
 
 def _hyper_connections(arguments: Values) -> nn.Sequential:
@@ -169,7 +169,11 @@ DECODERS: Final = (
     _spec("decoder", _arguments(_LLAMA_3_8B), _decoder, "Grattafiori et al., arXiv 2407.21783: by default Llama 3 8B"),
     _spec(
         "attention-residuals",
-        _arguments(_LLAMA_3_8B, block=Argument(int, 4, "transformer layers of a block of residuals", minimum=1)),
+        _arguments(
+            _LLAMA_3_8B,
+            block=Argument(int, 4, "transformer layers of a block of residuals", minimum=1),
+            recompute=Argument(bool, True, "depths are mixed again in the backward pass, as Kimi K3 does"),
+        ),
         _attention_residuals,
         "Kimi Team, arXiv 2603.15031; the sizes are those of Llama 3 8B, with the 8 blocks that the paper advises",
     ),

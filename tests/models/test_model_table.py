@@ -84,7 +84,7 @@ def test_defaults_are_the_published_sizes(name: str) -> None:
         "gpt2-large": "L=36;D=1280;heads=20;vocabulary=50257;context=1024;dropout=0.1",
         "gpt2-xl": "L=48;D=1600;heads=25;vocabulary=50257;context=1024;dropout=0.1",
         "decoder": f"{LLAMA_3_8B};context=8192",
-        "attention-residuals": f"{LLAMA_3_8B};context=8192;block=4",
+        "attention-residuals": f"{LLAMA_3_8B};context=8192;block=4;recompute=true",
         "hyper-connections": "L=16;D=2048;heads=16;kv=16;hidden=8192;vocabulary=50304;context=2048;streams=4",
         "experts": "L=32;D=4096;heads=32;kv=8;hidden=14336;vocabulary=32000;context=8192;"
         "experts=8;chosen=2;capacity=1.25",
