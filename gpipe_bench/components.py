@@ -15,13 +15,14 @@ from typing import Final
 
 __all__ = ["PUBLISHED", "Components"]
 
-# Label slots in the order of the published names, then the two components that were never switched in print.
+# Label slots in the order of the published names, then the components that were never switched in print.
 _SLOTS: Final = (
     ("fork_join", "dep"),
     ("copy_streams", "str"),
     ("portals", "ptl"),
     ("clock_cycle", "clk"),
     ("early_recompute", "rec"),
+    ("shared", "shr"),
 )
 _OFF: Final = "x"
 _BASELINE: Final = "baseline"
@@ -42,6 +43,8 @@ class Components:
             micro-batch's tuple through every partition between.
         early_recompute: a checkpointed partition is recomputed while its gradient is still on its way. Off:
             only when the gradient has arrived.
+        shared: a skip that several layers read is copied once to each device. Off: once for each of these layers, from
+            where it was stashed. Without such a skip it changes nothing.
     """
 
     clock_cycle: bool = True
@@ -49,6 +52,7 @@ class Components:
     copy_streams: bool = True
     portals: bool = True
     early_recompute: bool = True
+    shared: bool = True
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -61,11 +65,12 @@ class Components:
         """The published name, or its form for a combination that was never published.
 
         Three slots, ``dep-str-ptl``, with ``x`` for what is off; ``baseline`` for ``x-x-x``. Two more slots,
-        ``clk-rec``, follow when clock-cycle or early recompute is off: ``dep-str-ptl-x-rec``.
+        ``clk-rec``, follow when clock-cycle or early recompute is off: ``dep-str-ptl-x-rec``. A sixth one, ``shr``,
+        follows when copies are not shared: ``dep-str-ptl-clk-rec-x``.
         """
         slots = [name if getattr(self, attribute) else _OFF for attribute, name in _SLOTS]
-        if self.clock_cycle and self.early_recompute:
-            slots = slots[:3]
+        if self.shared:
+            slots = slots[: 3 if self.clock_cycle and self.early_recompute else 5]
         label = "-".join(slots)
         return _BASELINE if label == "x-x-x" else label
 
@@ -80,13 +85,14 @@ class Components:
         if not isinstance(label, str):
             raise TypeError(f"variant must be a label such as 'dep-str-ptl', got {label!r}; pass a string")
         slots = ("x-x-x" if label == _BASELINE else label).split("-")
-        if len(slots) == 3:
-            slots += ["clk", "rec"]
+        if len(slots) in (3, 5):
+            slots += [name for _, name in _SLOTS[len(slots) :]]
         well_formed = len(slots) == len(_SLOTS) and all(
             slot in (name, _OFF) for slot, (_, name) in zip(slots, _SLOTS, strict=False)
         )
         if not well_formed:
-            close = difflib.get_close_matches(label.lower(), [known.label for known in cls.factorial()], n=1)
+            known = [each.label for each in cls.factorial(shared=True)]
+            close = difflib.get_close_matches(label.lower(), known, n=1)
             instead = repr(close[0]) if close else f"one of the published names {', '.join(PUBLISHED)} or that form"
             raise ValueError(
                 f"variant must be 'baseline' or slots like 'dep-str-ptl' or 'dep-str-ptl-clk-rec' with 'x' for "
@@ -95,10 +101,16 @@ class Components:
         return cls(**{attribute: slot != _OFF for slot, (attribute, _) in zip(slots, _SLOTS, strict=True)})
 
     @classmethod
-    def factorial(cls) -> Iterator[Components]:
-        """All 2^5 combinations, everything on first."""
-        for values in product((True, False), repeat=len(_SLOTS)):
+    def factorial(cls, *, shared: bool = False) -> Iterator[Components]:
+        """All 2^5 combinations, everything on first; 2^6 if ``shared`` is switched, too."""
+        for values in product((True, False), repeat=len(cls.switched(shared=shared))):
             yield cls(*values)
+
+    @classmethod
+    def switched(cls, *, shared: bool = False) -> tuple[str, ...]:
+        """The names of the components that :meth:`factorial` switches."""
+        names = tuple(field.name for field in fields(cls))
+        return names if shared else names[:-1]
 
 
 PUBLISHED: Final = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")

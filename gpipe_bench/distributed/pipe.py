@@ -157,7 +157,7 @@ class Pipe(PartitionedModule):
                 "pipe.step(input, target, loss), or use torch.no_grad()"
             )
         self._evaluations += 1
-        with self._together(self._pipeline.ranks, self.skip_layout.chains()) as exchange:
+        with self._together(self._pipeline.ranks, self.skip_layout.chains(shared=True)) as exchange:
             batch, _ = self._begun(exchange, input, "forward")
             return self._executor.forward(batch, exchange)
 
@@ -190,7 +190,7 @@ class Pipe(PartitionedModule):
         """
         pipeline, last = self._pipeline, self.rank == self._pipeline.ranks[-1]
         goal = Goal(target, loss, return_output, reduction) if last else None
-        with self._together(pipeline.ranks, self.skip_layout.chains()) as exchange:
+        with self._together(pipeline.ranks, self.skip_layout.chains(shared=True)) as exchange:
             batch, begin = self._begun(exchange, input, "step")
             evaluations, self._evaluations = self._evaluations, 0
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
@@ -371,7 +371,7 @@ def _given_memory(layer: nn.Module, device: torch.device) -> list[nn.Module]:
 
 def edges(ranks: Sequence[int], layout: SkipLayout) -> set[tuple[int, int]]:
     """(sender, receiver) of all channels: neighbours, those of skips, and all with rank 0 and the first process."""
-    ends = [pair for chain in (range(len(ranks)), *layout.chains().values()) for pair in pairwise(chain)]
+    ends = [pair for chain in (range(len(ranks)), *layout.chains(shared=True).values()) for pair in pairwise(chain)]
     pairs = {(ranks[source], ranks[target]) for source, target in ends}
     pairs |= {(center, rank) for center in (0, ranks[0]) for rank in ranks}
     return {edge for pair in pairs for edge in (pair, pair[::-1]) if pair[0] != pair[1]}

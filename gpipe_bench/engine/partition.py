@@ -124,7 +124,7 @@ def put_in_place(
         sharing = {rank for rank, other in zip(ranks, devices, strict=True) if other == device}
         if transfer == "host" and len(sharing) > 1 and ranks[j] not in own:
             own[ranks[j]] = shared_stream(device, sorted(sharing).index(ranks[j]))
-        skips = layout.at(j, places, portals=components.portals)
+        skips = layout.at(j, places, portals=components.portals, shared=components.shared)
         found.append(
             Partition(
                 j,

@@ -81,7 +81,7 @@ def read_ablation(path: Path, selection: Selection) -> list[Row]:
     rows = read_beside(path, selection)
     if any(row.evidence == "measured" for row in rows):
         rows = [row for row in rows if row.evidence != "published"]
-    labels = [components.label for components in Components.factorial()]
+    labels = [components.label for components in Components.factorial(shared=True)]
     unknown = sorted({row.variant for row in rows} - set(labels))
     if unknown:
         known, rule = [*PUBLISHED, *labels], f"variant in {path} must be a label of components"
@@ -221,7 +221,7 @@ def _factorial(group: Group) -> Rows:
     columns, (scale, unit) = group.ranked(), group.memory_scale
     memory = partial(_draw_columns, column=group.memory_column, scale=scale, label=f"memory\n({unit})")
     speed = partial(_draw_columns, column=THROUGHPUT, scale=1.0, label="throughput\n(samples/s)")
-    matrix = Panel(_draw_matrix, columns, 0.125 * len(Components.__slots__))
+    matrix = Panel(partial(_draw_matrix, names=group.switched), columns, 0.125 * len(group.switched))
     return [[Panel(speed, columns, 0.8)], [Panel(memory, columns, 0.5)], [matrix]]
 
 
@@ -246,8 +246,7 @@ def _draw_columns(axes: Axes, columns: Sequence[Outcome], column: str, scale: fl
         axes.set_yticks([])
 
 
-def _draw_matrix(axes: Axes, columns: Sequence[Outcome]) -> None:
-    names = Components.__slots__
+def _draw_matrix(axes: Axes, columns: Sequence[Outcome], names: Sequence[str]) -> None:
     axes.set(xlim=(-0.6, len(columns) - 0.4), ylim=(len(names) - 0.5, -0.5), xticks=[])
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.tick_params(axis="y", length=0)

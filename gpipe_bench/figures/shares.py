@@ -27,7 +27,6 @@ from gpipe_bench.results.outcomes import THROUGHPUT, Group, shown_groups
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.shapley import Share
 
-_COMPONENTS: Final = Components.__slots__
 _BASELINE: Final = "The variant baseline has clock cycle and early recompute on."
 _DIAMOND: Final[dict[str, Any]] = {
     "marker": "D", "linestyle": "none", "markersize": 3.4, "markeredgecolor": INK, "markeredgewidth": 0.5,
@@ -64,8 +63,8 @@ def _group(group: Group, beside: Sequence[Group], width_in: float) -> Rows:
         _quantity([*published, group], group.memory_column, scale, ("memory", unit, OKABE_ITO["orange"])),
     ]
     shown = [quantity for quantity in found if quantity]
-    height = 0.25 * len(_COMPONENTS)
-    names = [name.replace("_", " ") for name in _COMPONENTS]
+    height = 0.25 * len(group.switched)
+    names = [name.replace("_", " ") for name in group.switched]
     handles: list[Patch | Line2D] = [
         Patch(facecolor=shown[0].colour, label="Shapley value (number)"),
         Line2D([], [], color=INK, linewidth=0.7, label="least to most"),
@@ -90,7 +89,7 @@ def _quantity(groups: Sequence[Group], column: str, scale: float, words: tuple[s
     shares = group.shares(column, scale)
     if not shares:
         return None
-    ends = (group.outcomes[Components(*[on] * len(_COMPONENTS)).label] for on in (False, True))
+    ends = (group.outcomes[Components(**dict.fromkeys(shares, on)).label] for on in (False, True))
     low, high = (significant(scale * (end.middle(column) or 0.0)) for end in ends)
     steps = {one.head.evidence: _steps(one, column, scale) for one in reversed(groups)}
     return _Quantity(*words, shares, steps, f"{words[0]} {low} to {high}\u00a0{words[1]}")
@@ -102,7 +101,7 @@ def _steps(group: Group, column: str, scale: float) -> dict[str, float]:
     for before, after in pairwise(PUBLISHED):
         ends = [group.outcomes[label].middle(column) for label in (before, after) if label in group.outcomes]
         old, new = Components.from_label(before), Components.from_label(after)
-        (name,) = (name for name in _COMPONENTS if getattr(old, name) != getattr(new, name))
+        (name,) = (name for name in Components.switched() if getattr(old, name) != getattr(new, name))
         known = [end for end in ends if end is not None]
         if len(known) == 2:
             found[name] = scale * (known[1] - known[0])
@@ -110,25 +109,23 @@ def _steps(group: Group, column: str, scale: float) -> dict[str, float]:
 
 
 def _draw(axes: Axes, quantity: _Quantity, names: Sequence[str]) -> None:
-    axes.set_ylim(len(_COMPONENTS) - 0.5, -0.5)
+    axes.set_ylim(len(quantity.shares) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", linewidth=0.3, color=RULE)
     axes.set_axisbelow(True)
     axes.axvline(0, color=INK, linewidth=0.5, zorder=2)
-    for y, name in enumerate(_COMPONENTS):
-        share = quantity.shares[name]
+    for y, (name, share) in enumerate(quantity.shares.items()):
         axes.barh(y + 0.12, share.value, height=0.36, color=quantity.colour, zorder=1.5)
         axes.plot([share.low, share.high], [y + 0.12] * 2, color=INK, linewidth=0.7, zorder=2.5)
         for kind, values in quantity.steps.items():
             if name in values:
                 axes.plot(values[name], y + 0.12, zorder=3, color=_fill(kind), **_DIAMOND)
-    for y, name in enumerate(_COMPONENTS):
-        text = f"{quantity.shares[name].value:+.1f}".replace("-", "\N{MINUS SIGN}")
+        text = f"{share.value:+.1f}".replace("-", "\N{MINUS SIGN}")
         axes.text(1, y - 0.14, text, transform=axes.get_yaxis_transform(), ha="right", va="bottom")
     axes.margins(x=0.08)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
     axes.set_xlabel(f"{quantity.name} ({quantity.unit})")
-    axes.set_yticks(range(len(_COMPONENTS)), names or [""] * len(_COMPONENTS))
+    axes.set_yticks(range(len(quantity.shares)), names or [""] * len(quantity.shares))
 
 
 SHARES: Final = Figure(

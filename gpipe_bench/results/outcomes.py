@@ -113,18 +113,23 @@ class Group:
         ratio = self.ratio(outcome) if self.head.evidence == "measured" else None
         return ratio is not None and ratio.high - ratio.low > SCATTER * ratio.median
 
+    @property
+    def switched(self) -> tuple[str, ...]:
+        """The components that variants switch: ``shared`` only where one of them does."""
+        return Components.switched(shared=not all(Components.from_label(label).shared for label in self.outcomes))
+
     def shares(self, column: str, scale: float = 1.0) -> dict[str, Share]:
         """What each component contributes to a column, times ``scale``; empty where a combination has no value."""
         middles = {outcome.variant: outcome.middle(column) for outcome in self.outcomes.values()}
         known = {variant: scale * value for variant, value in middles.items() if value is not None}
-        if not all(components.label in known for components in Components.factorial()):
+        names = self.switched
+        if not all(components.label in known for components in Components.factorial(shared="shared" in names)):
             return {}
-        names = Components.__slots__
         return shapley_shares(names, lambda on: known[Components(**{name: name in on for name in names}).label])
 
     def ordered(self) -> list[Outcome]:
         """The published variants in the order of publication, then the others in that of the factorial."""
-        order = [*PUBLISHED, *(components.label for components in Components.factorial())]
+        order = [*PUBLISHED, *(components.label for components in Components.factorial(shared=True))]
         return sorted(self.outcomes.values(), key=lambda outcome: order.index(outcome.variant))
 
     def ranked(self) -> list[Outcome]:

@@ -39,7 +39,7 @@ class PartitionSkips:
         targets: of each outgoing copy the partitions that take it from here.
         uses: how many layers here read each incoming copy, and one more if it goes on.
         stashed: how many layers here read each skip that is stashed here, and how many copies of it go out.
-        shared: outgoing copies that several partitions read.
+        shared: outgoing copies of skips that several partitions read.
     """
 
     incoming: list[SkipCopy] = field(default_factory=list)
@@ -63,12 +63,21 @@ class SkipLayout:
 
     routes: dict[SkipKey, tuple[int, ...]]
 
-    def chains(self) -> dict[SkipCopy, tuple[int, ...]]:
-        """For each copy that leaves its partition: that one, then those that read it, in order."""
-        chains = {SkipCopy(key): tuple(dict.fromkeys(route)) for key, route in self.routes.items()}
-        return {copy: chain for copy, chain in chains.items() if len(chain) > 1}
+    def chains(self, *, shared: bool) -> dict[SkipCopy, tuple[int, ...]]:
+        """For each copy that leaves its partition: that one, then those that read it, in order.
 
-    def at(self, j: int, places: Sequence[Hashable], *, portals: bool) -> PartitionSkips:
+        Args:
+            shared: whether all layers that read a skip share its copies. Else each has one of its own.
+        """
+        found: dict[SkipCopy, tuple[int, ...]] = {}
+        for key, (source, *readers) in self.routes.items():
+            for number, group in enumerate([readers] if shared else [[reader] for reader in readers]):
+                chain = tuple(dict.fromkeys((source, *group)))
+                if len(chain) > 1:
+                    found[SkipCopy(key, number)] = chain
+        return found
+
+    def at(self, j: int, places: Sequence[Hashable], *, portals: bool, shared: bool) -> PartitionSkips:
         """The skips of partition j.
 
         With portals a copy goes directly to the partitions that read it, and once to each place. Else it rides along,
@@ -78,12 +87,13 @@ class SkipLayout:
             j: the partition.
             places: where each partition is.
             portals: see above.
+            shared: see :meth:`chains`.
         """
         found = PartitionSkips()
         for key, (source, *readers) in self.routes.items():
             if source == j:
                 found.stashed[key] += readers.count(j)
-        for copy, direct in self.chains().items():
+        for copy, direct in self.chains(shared=shared).items():
             chain = direct if portals else tuple(range(direct[0], direct[-1] + 1))
             if j not in chain:
                 continue
@@ -94,11 +104,11 @@ class SkipLayout:
                 found.incoming.append(copy)
                 found.previous[copy] = chain[chain.index(j) - 1]
                 found.sources[copy] = holder(chain, j, places) if portals else j - 1
-                found.uses[copy] = self.routes[copy.key][1:].count(j) + leaves
+                found.uses[copy] = leaves + (self.routes[copy.key][1:].count(j) if shared else j == direct[-1])
             if leaves:
                 found.outgoing.append(copy)
                 found.targets[copy] = [k for k in chain[1:] if holder(chain, k, places) == j] if portals else [j + 1]
-                if len(direct) > 2:
+                if len(set(self.routes[copy.key])) > 2:
                     found.shared.add(copy)
         return found
 

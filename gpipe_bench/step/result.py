@@ -218,7 +218,7 @@ def pipeline_facts(components: Components, balance: Sequence[int], profile: Prof
     """The columns of a row that describe pipeline and hardware, and ``others``."""
     return {
         "variant": components.label,
-        **{name: getattr(components, name) for name in components.__slots__},
+        **{name: getattr(components, name) for name in components.switched()},
         "partitions": len(balance),
         "balance": "-".join(map(str, balance)),
         "device": f"cuda {profile.device}",

@@ -122,7 +122,7 @@ def _row(case: EmulatedCase, values: dict[str, Any]) -> Row:
     components = Components.from_label(case.variant)
     return Row(
         experiment=case.experiment, evidence="emulated", model="unet", model_args=case.model_args,
-        variant=case.variant, **{name: getattr(components, name) for name in components.__slots__},
+        variant=case.variant, **{name: getattr(components, name) for name in Components.switched()},
         partitions=len(case.balance), chunks=case.chunks, microbatches=case.chunks, checkpoint="except_last",
         batch_size=case.batch_size, balance="-".join(map(str, case.balance)), device_count=len(case.balance),
         profile=_PROFILE, cell=case.cell, config_sha256=digest(case.configuration), steps_overlap=True,

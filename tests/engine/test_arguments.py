@@ -116,7 +116,7 @@ REFUSED = {
     "a skip that nobody pops": (
         lambda: make(nn.Sequential(Stash(), Mix())),
         SkipLayoutError,
-        "every skip must be stashed once and read by later layers, of which only the last one pops it, got no layer reads",
+        "every skip must be stashed once and read by later layers, of which only the last one pops it, got no layer",
     ),
     "a label for components": (lambda: make(components="dep-x-x"), TypeError, "got 'dep-x-x'"),
     "a balance that is a number": (lambda: make(balance=1), TypeError, "got 1; put it into a list"),

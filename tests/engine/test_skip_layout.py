@@ -138,8 +138,10 @@ def test_layout_of_three_skips():
     layout = inspect_skip_layout(partitions)
     assert layout.routes == {key_a: (0, 3), key_b: (0, 1), key_c: (1, 1)}
     a, b = SkipCopy(key_a), SkipCopy(key_b)
-    assert layout.chains() == {a: (0, 3), b: (0, 1)}
-    direct, riding = ([layout.at(j, range(4), portals=portals) for j in range(4)] for portals in (True, False))
+    assert layout.chains(shared=True) == {a: (0, 3), b: (0, 1)}
+    direct, riding = (
+        [layout.at(j, range(4), portals=portals, shared=True) for j in range(4)] for portals in (True, False)
+    )
     assert [each.incoming for each in direct] == [[], [b], [], [a]]
     assert [each.outgoing for each in direct] == [[a, b], [], [], []]
     assert [each.incoming for each in riding] == [[], [a, b], [a], [a]]
@@ -155,8 +157,8 @@ def chained(*places, portals=True):
     partitions = [[Stash(), Peek(), Peek()], [Peek()], [Peek(), Peek()], [Pop()]]
     layout = inspect_skip_layout([nn.Sequential(*layers) for layers in partitions])
     assert layout.routes == {(None, "skip"): (0, 0, 0, 1, 2, 2, 3)}
-    assert layout.chains() == {SKIP: (0, 1, 2, 3)}
-    return [layout.at(j, places, portals=portals) for j in range(4)]
+    assert layout.chains(shared=True) == {SKIP: (0, 1, 2, 3)}
+    return [layout.at(j, places, portals=portals, shared=True) for j in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +186,23 @@ def test_a_skip_that_is_read_many_times_rides_along_without_portals():
     skips = chained(0, 1, 0, 1, portals=False)
     assert [each.sources for each in skips] == [{}, {SKIP: 0}, {SKIP: 1}, {SKIP: 2}]
     assert [each.targets for each in skips] == [{SKIP: [1]}, {SKIP: [2]}, {SKIP: [3]}, {}]
+
+
+@pytest.mark.parametrize("portals", [True, False])
+def test_without_shared_copies_each_reader_has_its_own(portals):
+    """Layers: a stash and one that peeks; two that peek; none; one that peeks."""
+    partitions = [[Stash(), Peek()], [Peek(), Peek()], [Mix()], [Peek()]]
+    layout = inspect_skip_layout([nn.Sequential(*layers) for layers in partitions])
+    first, second, last = (SkipCopy((None, "skip"), number) for number in (1, 2, 3))
+    assert layout.chains(shared=False) == {first: (0, 1), second: (0, 1), last: (0, 3)}
+    skips = [layout.at(j, range(4), portals=portals, shared=False) for j in range(4)]
+    assert [each.stashed for each in skips] == [{(None, "skip"): 4}, {}, {}, {}]
+    assert skips[0].outgoing == [first, second, last]
+    riding = [] if portals else [last]
+    assert [each.incoming for each in skips[1:]] == [[first, second, *riding], riding, [last]]
+    assert [each.outgoing for each in skips[1:]] == [riding, riding, []]
+    assert all(count == 1 for each in skips for count in each.uses.values())
+    assert skips[0].shared == {first, second, last}
 
 
 # --- mismatches ----------------------------------------------------------------------------------------------------

@@ -39,14 +39,14 @@ def ablation_row(variant: str, repeat: int | None = 0, **changes: Any) -> Row:
         "partitions": 4, "chunks": 8, "checkpoint": "except_last", "batch_size": 32, "balance": "3-4-5-6",
         "repeat": repeat, "seed": 0, "device": "cpu Imaginary 9000", "device_count": 1, "profile": "imaginary",
     }  # fmt: skip
-    switches = {name: getattr(components, name) for name in Components.__slots__}
+    switches = {name: getattr(components, name) for name in Components.switched()}
     return Row(**{**values, **switches, **changes})
 
 
 def measured(variant: str, repeat: int, speed: float, rng: random.Random, **changes: Any) -> Row:
     """A row that ended well, with an invented throughput that grows with every component."""
     components = Components.from_label(variant)
-    on = sum(getattr(components, name) for name in Components.__slots__)
+    on = sum(getattr(components, name) for name in Components.switched())
     throughput = speed * (1 + 0.12 * on + (0.2 if components.fork_join else 0)) * rng.gauss(1, 0.025)
     values = {"throughput_samples_per_s": throughput, "step_time_ms": 32000 / throughput}
     return ablation_row(variant, repeat, **{**values, **changes})

@@ -11,14 +11,15 @@ from gpipe_bench.figures.style import drawing
 from tests.figures.synthetic import ablation_row
 from tests.figures.test_layout import check, words
 
-GAINS = dict(zip(Components.__slots__, (1.0, 2.0, 4.0, 8.0, 16.0), strict=True))
+GAINS = dict(zip(Components.switched(), (1.0, 2.0, 4.0, 8.0, 16.0), strict=True))
+WITH_SHARED = GAINS | {"shared": 32.0}
 
 
-def additive():
+def additive(gains=GAINS):
     """Every component brings the same whatever the others."""
     rows = []
-    for components in Components.factorial():
-        speed = 100 + sum(gain for name, gain in GAINS.items() if getattr(components, name))
+    for components in Components.factorial(shared=gains is WITH_SHARED):
+        speed = 100 + sum(gain for name, gain in gains.items() if getattr(components, name))
         memory = {"peak_reserved_gib": 200 - speed, "peak_allocated_gib": 1.0}
         rows.append(
             ablation_row(components.label, evidence="simulated", throughput_samples_per_s=float(speed), **memory)
@@ -54,6 +55,15 @@ def test_bars_are_the_shares():
     speed, memory = panels(additive())
     assert [bar.get_width() for bar in speed.patches] == pytest.approx(list(GAINS.values()))
     assert [bar.get_width() for bar in memory.patches] == pytest.approx([-gain for gain in GAINS.values()])
+
+
+def test_where_copies_of_skips_were_switched_they_have_a_share():
+    speed, memory = panels(additive(WITH_SHARED))
+    assert [bar.get_width() for bar in speed.patches] == pytest.approx(list(WITH_SHARED.values()))
+    assert len(memory.patches) == 6
+    # 32 of the 64 combinations are not all
+    assert panels(additive(WITH_SHARED)[:-1]) == []
+    assert len(panels(additive())[0].patches) == 5
 
 
 def test_diamonds_are_the_steps_of_the_published_order():

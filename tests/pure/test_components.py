@@ -8,23 +8,30 @@ import pytest
 from gpipe_bench.components import PUBLISHED, Components
 
 ALL = list(Components.factorial())
+SIXTY_FOUR = list(Components.factorial(shared=True))
 
 
 def test_everything_is_on_by_default():
-    assert dataclasses.astuple(Components()) == (True,) * 5
+    assert dataclasses.astuple(Components()) == (True,) * 6
 
 
 def test_factorial_is_all_32_combinations_everything_first():
     assert len(set(ALL)) == len(ALL) == 32
     assert ALL[0] == Components()
-    assert ALL[-1] == Components(*[False] * 5)
+    assert ALL[-1] == Components(*[False] * 5, shared=True)
+
+
+def test_where_copies_of_skips_are_shared_or_not_there_are_64_combinations():
+    assert len(set(SIXTY_FOUR)) == len(SIXTY_FOUR) == 64
+    assert [components for components in SIXTY_FOUR if components.shared] == ALL
+    assert Components.switched(shared=True) == (*Components.switched(), "shared")
 
 
 def test_labels_are_unique():
-    assert len({components.label for components in ALL}) == 32
+    assert len({components.label for components in SIXTY_FOUR}) == 64
 
 
-@pytest.mark.parametrize("components", ALL, ids=lambda components: components.label)
+@pytest.mark.parametrize("components", SIXTY_FOUR, ids=lambda components: components.label)
 def test_label_round_trip(components):
     assert Components.from_label(components.label) == components
 
@@ -58,6 +65,8 @@ def test_published_order_adds_one_component_at_a_time():
         (Components(early_recompute=False), "dep-str-ptl-clk-x"),
         (Components(*[False] * 5), "x-x-x-x-x"),
         (Components(clock_cycle=False, fork_join=False, copy_streams=False, portals=False), "x-x-x-x-rec"),
+        (Components(shared=False), "dep-str-ptl-clk-rec-x"),
+        (Components(*[False] * 6), "x-x-x-x-x-x"),
     ],
 )
 def test_unpublished_labels_have_the_same_form(components, label):
@@ -66,6 +75,7 @@ def test_unpublished_labels_have_the_same_form(components, label):
 
 def test_long_forms_of_short_labels_are_understood():
     assert Components.from_label("dep-x-x-clk-rec") == Components.from_label("dep-x-x")
+    assert Components.from_label("dep-x-x-clk-rec-shr") == Components.from_label("dep-x-x")
     assert Components.from_label("x-x-x-clk-rec") == Components.from_label("x-x-x") == Components.from_label("baseline")
 
 

@@ -65,7 +65,11 @@ Repeats = Annotated[int, whole("measured runs of each cell, each in a fresh proc
 CORES: Final = "cores"
 WHOLE: Final = "whole"
 WORDS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
-    "variant": {"published": PUBLISHED, "factorial": [components.label for components in Components.factorial()]},
+    "variant": {
+        "published": PUBLISHED,
+        "factorial": [components.label for components in Components.factorial()],
+        "factorial-shared": [components.label for components in Components.factorial(shared=True)],
+    },
     "schedule": {"all": SCHEDULES},
 }
 """Words that stand for several values of a setting."""

@@ -90,7 +90,7 @@ def _row(line: dict[str, Any]) -> Row:
         device=f"cuda {load_profile(line['profile']).device}",
         device_count=line["partitions"],
         schedule=line["schedule"] or "gpipe",
-        **{name: getattr(components, name) for name in components.__slots__},
+        **{name: getattr(components, name) for name in Components.switched()},
     )
 
 

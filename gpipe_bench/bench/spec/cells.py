@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -221,7 +221,9 @@ class Cell(ModelSection):
         found: dict[str, Any] = {name: settings[name] for name in _COLUMNS if name in settings}
         found |= {"evidence": self.evidence, "schedule": schedule, "microbatches": self.microbatches}
         found |= {"precision": "float32", "optimizer": "sgd"}
-        return {**found, **asdict(self.components), "config_sha256": self.config_sha256, "cell": self.id}
+        # Whether copies of skips are shared only the variant says.
+        found |= {name: getattr(self.components, name) for name in Components.switched()}
+        return {**found, "config_sha256": self.config_sha256, "cell": self.id}
 
 
 _COLUMNS: Final = (
