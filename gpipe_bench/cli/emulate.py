@@ -217,7 +217,7 @@ def _title(settings: EmulatedCell, profile: Profile, devices: int) -> str:
 
 
 def _print(run: ScriptRun, devices: int, *, races: bool) -> None:
-    from gpipe_bench.emulator.use import device_times, operator_times
+    from gpipe_bench.emulator.device_times import device_times, operator_times
 
     console = output()
     if not any(record.kind == "kernel" for record in run.records):

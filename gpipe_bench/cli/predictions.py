@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.util.collection import retire_collection
+from gpipe_bench.util.garbage import retire_collection
 from gpipe_bench.util.nearest import nearest
 
 

@@ -38,7 +38,7 @@ from gpipe_bench.schedules import Schedule
 from gpipe_bench.step.request import MOST_EMULATED_DEVICES, Model, Request, ScheduleLike, microbatch_sizes
 from gpipe_bench.step.result import GIB, Step, busy_ns, device_uses, gib_texts, pipeline_facts
 from gpipe_bench.step.timeline import Timeline
-from gpipe_bench.util.collection import no_collection
+from gpipe_bench.util.garbage import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -119,14 +119,14 @@ def emulate(
 
 def _emulated(request: Request) -> Step:
     request = request.checked_emulation()
-    numbers = _numbers(request.devices, request.homes)
+    numbers = _numbers(request.devices, request.placement)
     hardware = request.hardware
     prepare(hardware)
-    places = [virtual_devices()[number] for number in numbers]
+    devices = [virtual_devices()[number] for number in numbers]
     work = work_of(request)
-    trace, issued = _trained(work, request, places)
+    trace, issued = _trained(work, request, devices)
     m = len(microbatch_sizes(request.batch_size, request.chunks))
-    facts = _facts(work, request, hardware, places)
+    facts = _facts(work, request, hardware, devices)
     guess = request.guessed_launch_us
     base = Step(evidence="emulated", status="ok", microbatches=m, events=[], settings=facts, guessed_launch_us=guess)
     machine = HardwareMachine(hardware)
@@ -137,20 +137,20 @@ def _emulated(request: Request) -> Step:
         return _out_of_memory(base, replayed.memory, replayed.shortage)
     launching = machine if request.host_time else None
     name_tasks(issued, replayed)
-    homes = tuple(numbers[home] for home in request.homes)
-    each = tuple(_steps(base, replayed, run.tasks(), issued, homes=homes, host=launching))
+    device_of = tuple(numbers[rank] for rank in request.placement)
+    each = tuple(_steps(base, replayed, run.tasks(), issued, device_of=device_of, host=launching))
     middle = median(step.step_time_ms or 0.0 for step in each)
     typical = min(each, key=lambda step: abs((step.step_time_ms or 0.0) - middle))
     return replace(typical, each=each, replay=run if request.keep_trace else None)
 
 
-def _numbers(devices: Sequence[int], homes: Sequence[int]) -> list[int]:
-    """The number of each device of the schedule; ``homes``: for each partition its device of the schedule."""
-    count = max(homes) + 1
+def _numbers(devices: Sequence[int], placement: Sequence[int]) -> list[int]:
+    """The number of each device of the schedule; ``placement``: the rank of each partition."""
+    count = max(placement) + 1
     numbers = list(devices) or list(range(count))
-    if len(numbers) == len(homes) and len({*zip(homes, numbers, strict=True)}) == count:
-        known = dict(zip(homes, numbers, strict=True))
-        numbers = [known[home] for home in range(count)]
+    if len(numbers) == len(placement) and len({*zip(placement, numbers, strict=True)}) == count:
+        known = dict(zip(placement, numbers, strict=True))
+        numbers = [known[rank] for rank in range(count)]
     if len(numbers) != count:
         got = ", ".join(map(str, numbers))
         rule = f"devices must have a number for each of the {count} devices of the schedule"
@@ -160,32 +160,32 @@ def _numbers(devices: Sequence[int], homes: Sequence[int]) -> list[int]:
     return numbers
 
 
-def _trained(work: Work, request: Request, places: Sequence[torch.device]) -> tuple[Trace, list[IssuedTask]]:
+def _trained(work: Work, request: Request, devices: Sequence[torch.device]) -> tuple[Trace, list[IssuedTask]]:
     """The trace and the tasks; if a device is full, those of devices without limit, which show what they need."""
     try:
-        return _run(work, request, places)
+        return _run(work, request, devices)
     except torch.OutOfMemoryError:
         pass
     with ExitStack() as stack:
-        for place in places:
-            stack.enter_context(capacity(place, -1))
-        return _run(work, request, places)
+        for device in devices:
+            stack.enter_context(capacity(device, -1))
+        return _run(work, request, devices)
 
 
 # Storages then die by their reference counts alone, at the same rows in every run.
 @no_collection()
-def _run(work: Work, request: Request, places: Sequence[torch.device]) -> tuple[Trace, list[IssuedTask]]:
+def _run(work: Work, request: Request, devices: Sequence[torch.device]) -> tuple[Trace, list[IssuedTask]]:
     """Train some steps, each ended by a mark; returns the trace and the engine's tasks."""
     gc.collect()
     tasks = TaskRows()
     with recording() as trace, seen(), updates_priced():
-        training = Training(work, request, places)
+        training = Training(work, request, devices)
         with training.pipe.observe(tasks):
             assert request.steps is not None  # noqa: S101 - as checked
             for _ in range(request.steps):
                 _step(training)
-                for place in () if request.steps_overlap else places:
-                    torch.accelerator.synchronize(place)
+                for device in () if request.steps_overlap else devices:
+                    torch.accelerator.synchronize(device)
                 mark()
     return trace, tasks.tasks
 
@@ -201,7 +201,7 @@ def _step(training: Training) -> None:
         raise ConfigError([f"{rule}; call gpipe_bench.emulator.prepare first, or use another process"]) from error
 
 
-def _facts(work: Work, request: Request, hardware: Profile, places: Sequence[torch.device]) -> dict[str, Any]:
+def _facts(work: Work, request: Request, hardware: Profile, devices: Sequence[torch.device]) -> dict[str, Any]:
     """The columns of a row that describe model, pipeline and hardware."""
     own = pipeline_facts(
         request.components,
@@ -213,7 +213,7 @@ def _facts(work: Work, request: Request, hardware: Profile, places: Sequence[tor
         chunks=request.chunks,
         checkpoint=request.checkpoint,
         batch_size=request.batch_size,
-        device_count=len({*places}),
+        device_count=len({*devices}),
         steps_overlap=request.steps_overlap,
         precision="float32",
         optimizer=request.optimizer or "none",
@@ -227,7 +227,7 @@ def _steps(
     times: TaskTimes,
     issued: Sequence[IssuedTask],
     *,
-    homes: Sequence[int],
+    device_of: Sequence[int],
     host: HardwareMachine | None,
 ) -> list[Step]:
     """The steps after the first; ``host``: None where launches cost it nothing."""
@@ -242,7 +242,7 @@ def _steps(
             base,
             throughput_samples_per_s=base.settings["batch_size"] / length_us * 1e6,
             step_time_ms=length_us / 1e3,
-            devices=device_uses(replayed.memory, events, length_ns, homes),
+            devices=device_uses(replayed.memory, events, length_ns, device_of),
             memory=replayed.memory,
             events=events,
             host_fraction=launching_ns / length_ns if host else None,

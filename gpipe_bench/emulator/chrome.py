@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpipe_bench.emulator.use import started_ns
+from gpipe_bench.emulator.device_times import started_ns
 from gpipe_bench.machine.replay import Replayed
 from gpipe_bench.machine.trace import Record
 from gpipe_bench.results.perfetto import Slice, perfetto_trace

@@ -25,10 +25,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gpipe_bench.emulator.handovers import replaced, seen
 from gpipe_bench.emulator.library import thread_index
-from gpipe_bench.emulator.lines import Lines
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
+from gpipe_bench.emulator.source_lines import Lines
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.profile import HardwareMachine, Profile
 from gpipe_bench.machine.replay import Replayed, replay

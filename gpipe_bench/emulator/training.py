@@ -73,25 +73,25 @@ class Training:
     Args:
         work: model and batch; the layers move to the devices.
         request: in which pipeline.
-        places: device of each device of the schedule.
+        devices: device of each device of the schedule.
 
     Raises:
         BalanceError: the sum of the balance is not the number of layers.
     """
 
-    def __init__(self, work: Work, request: Request, places: Sequence[torch.device]) -> None:
+    def __init__(self, work: Work, request: Request, devices: Sequence[torch.device]) -> None:
         layers = iter(work.module)
         if sum(request.balance) != len(work.module):
             total = sum(request.balance)
             rule = f"balance must sum to the {len(work.module)} layers of the model"
             raise BalanceError(f"{rule}, got {total}; change it")
-        for home, count in zip(request.homes, request.balance, strict=True):
+        for rank, count in zip(request.placement, request.balance, strict=True):
             for layer in islice(layers, count):
-                layer.to_empty(device=places[home])
+                layer.to_empty(device=devices[rank])
         self.pipe = GPipe(
             work.module,
             balance=list(request.balance),
-            devices=list(places),
+            devices=list(devices),
             chunks=request.chunks,
             checkpoint=request.checkpoint,
             components=request.components,

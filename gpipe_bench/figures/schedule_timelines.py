@@ -35,7 +35,7 @@ class Step:
     events: Sequence[TimelineEvent]
 
     @property
-    def homes(self) -> Sequence[int]:
+    def placement(self) -> Sequence[int]:
         """The device of each partition."""
         return self._schedule(1).placement
 
@@ -99,12 +99,12 @@ def _draw(axes: Axes, step: Step, longest_ms: float, *, last: bool) -> None:
 def _draw_boxes(axes: Axes, step: Step) -> None:
     start = min(event.start_us for event in step.events) / 1000
     end = max(event.end_us for event in step.events) / 1000
-    homes = step.homes
+    placement = step.placement
     for device in range(step.cell.devices):
         axes.add_patch(Rectangle((start, device), end - start, 0.9, facecolor="#EEEEEE", linewidth=0))
     boxes: dict[str, list[Path]] = {}
     for event in (event for event in step.events if event.kind in COMPUTE_KINDS):
-        place, length, lane = event.start_us / 1000, (event.end_us - event.start_us) / 1000, homes[event.partition]
+        place, length, lane = event.start_us / 1000, (event.end_us - event.start_us) / 1000, placement[event.partition]
         boxes.setdefault(event.kind, []).append(_box(place, lane, length, 0.9))
         if event.partition != lane:
             boxes.setdefault("", []).append(_box(place, lane + 0.7, length, 0.2))

@@ -87,13 +87,13 @@ def busy_times(tasks: Iterable[RanTask], devices: int, start: float, end: float)
 
 
 def split_device_time(
-    events: Iterable[TimelineEvent], homes: Sequence[int] | Mapping[int, int], start_us: float, end_us: float
+    events: Iterable[TimelineEvent], device_of: Sequence[int] | Mapping[int, int], start_us: float, end_us: float
 ) -> list[Breakdown]:
     """The breakdown of each device between two instants.
 
     Args:
         events: the events of one step; parts outside the window are cut off.
-        homes: device of each partition, from 0 on; ``range(n)`` gives the breakdown of each of n partitions.
+        device_of: device of each partition, from 0 on; ``range(n)`` gives the breakdown of each of n partitions.
         start_us: start of the window, in microseconds on the events' clock.
         end_us: its end, later than ``start_us``.
 
@@ -103,8 +103,8 @@ def split_device_time(
     total = end_us - start_us
     if total <= 0:
         raise ValueError(f"end_us must be later than start_us, got {start_us} to {end_us}; pass the whole step")
-    tasks = ((event.kind, (home := homes[event.partition]), home, event.start_us, event.end_us) for event in events)
-    devices = 1 + max(homes.values() if isinstance(homes, Mapping) else homes)
+    tasks = ((event.kind, (home := device_of[event.partition]), home, event.start_us, event.end_us) for event in events)
+    devices = 1 + max(device_of.values() if isinstance(device_of, Mapping) else device_of)
     return split_busy_time(busy_times(tasks, devices, start_us, end_us), total)
 
 

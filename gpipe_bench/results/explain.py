@@ -79,8 +79,8 @@ def split(step: Step) -> list[tuple[Breakdown, float]]:
     """
     numbers = {name: number for number, name in enumerate(step.devices)}
     end_us = step.start_us + step.length_us
-    homes = {event.partition: numbers[event.device] for event in step.events}
-    shares = split_device_time(step.events, homes, step.start_us, end_us)
+    device_of = {event.partition: numbers[event.device] for event in step.events}
+    shares = split_device_time(step.events, device_of, step.start_us, end_us)
     return list(zip(shares, (_host_time(step, name) / step.length_us for name in step.devices), strict=True))
 
 

@@ -232,10 +232,10 @@ def group_rows(rows: Iterable[Row], *, seeds: bool = False) -> list[Group]:
     for row in sorted(others, key=lambda row: row.status != "ok"):
         setting = tuple(getattr(row, name) for name in names)
         key = (*setting, row.device, row.profile)
-        homes = [group for known, group in groups.items() if known[:-2] == setting and _may_be_of(row, group)]
-        if row.status == "ok" or key in groups or not homes:
-            homes = [groups.setdefault(key, Group(row))]
-        for group in homes:
+        chosen = [group for known, group in groups.items() if known[:-2] == setting and _may_be_of(row, group)]
+        if row.status == "ok" or key in groups or not chosen:
+            chosen = [groups.setdefault(key, Group(row))]
+        for group in chosen:
             outcome = group.outcomes.setdefault(row.variant, Outcome(row.variant))
             (outcome.ok if row.status == "ok" else outcome.failed).append(row)
     return [*groups.values(), *on_cpu]

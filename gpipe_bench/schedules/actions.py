@@ -73,8 +73,8 @@ class Schedule:
     @cached_property
     def placement(self) -> tuple[int, ...]:
         """The device of each partition; -1 for a partition without any action."""
-        homes = {action.j: device for device, row in enumerate(self.devices) for action in row}
-        return tuple(homes.get(j, -1) for j in range(self.partitions))
+        found = {action.j: device for device, row in enumerate(self.devices) for action in row}
+        return tuple(found.get(j, -1) for j in range(self.partitions))
 
     @cached_property
     def splits(self) -> bool:

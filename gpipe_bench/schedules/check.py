@@ -111,11 +111,11 @@ def _incomplete(schedule: Schedule) -> Iterator[str]:
 
 
 def _scattered(schedule: Schedule) -> Iterator[str]:
-    homes: dict[int, int] = {}
+    found: dict[int, int] = {}
     for device, row in enumerate(schedule.devices):
         for action in row:
-            if homes.setdefault(action.j, device) != device:
-                place = f"device {homes[action.j]} and with {action} on device {device}"
+            if found.setdefault(action.j, device) != device:
+                place = f"device {found[action.j]} and with {action} on device {device}"
                 yield f"a partition must be on one device, got partition {action.j} on {place}; move it"
 
 

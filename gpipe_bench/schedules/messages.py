@@ -40,34 +40,34 @@ class Message(NamedTuple):
         return f"{what} of micro-batch {self.i} to partition {self.j}"
 
 
-def holder(chain: Sequence[int], j: int, homes: Sequence[Hashable]) -> int:
-    """The partition from which partition j takes a skip: see above; ``homes``: the device of each partition."""
+def holder(chain: Sequence[int], j: int, placement: Sequence[Hashable]) -> int:
+    """The partition from which partition j takes a skip: see above; ``placement``: the rank of each partition."""
     before = chain[: chain.index(j)]
-    return next((each for each in reversed(before) if homes[each] == homes[j]), before[-1])
+    return next((each for each in reversed(before) if placement[each] == placement[j]), before[-1])
 
 
-def taken(action: Action, homes: Sequence[int], skips: Skips) -> list[Message]:
-    """What an action takes from other partitions, in order; ``homes``: the device of each partition."""
+def taken(action: Action, placement: Sequence[int], skips: Skips) -> list[Message]:
+    """What an action takes from other partitions, in order; ``placement``: the rank of each partition."""
     kind, i, j = action
     if kind == "F":
         own = [Message("F", i, j)] * (j > 0)
         return own + [Message("F", i, j, k) for k, chain in enumerate(_chains(skips)) if j in chain[1:]]
     if kind in "BI":
-        own = [Message("B", i, j)] * (j < len(homes) - 1)
+        own = [Message("B", i, j)] * (j < len(placement) - 1)
         return own + [Message("B", i, j, k) for k, chain in enumerate(_chains(skips)) if j in chain[:-1]]
     return []
 
 
-def sent(action: Action, homes: Sequence[int], skips: Skips) -> list[Message]:
-    """What an action sends to other partitions, in order; ``homes``: the device of each partition."""
+def sent(action: Action, placement: Sequence[int], skips: Skips) -> list[Message]:
+    """What an action sends to other partitions, in order; ``placement``: the rank of each partition."""
     kind, i, j = action
     if kind == "F":
-        own = [Message("F", i, j + 1)] * (j < len(homes) - 1)
+        own = [Message("F", i, j + 1)] * (j < len(placement) - 1)
         ends = [
             (k, end)
             for k, chain in enumerate(_chains(skips))
             for end in chain[1:]
-            if j in chain and holder(chain, end, homes) == j
+            if j in chain and holder(chain, end, placement) == j
         ]
         return own + [Message("F", i, end, k) for k, end in ends]
     if kind in "BI":
@@ -97,16 +97,16 @@ class Channel:
 
 def channels(schedule: Schedule, skips: Skips = ()) -> dict[tuple[int, int], Channel]:
     """The channel of each pair (sender, receiver) of devices between which anything travels."""
-    homes = schedule.placement
+    placement = schedule.placement
     found: dict[tuple[int, int], Channel] = {}
     origins: dict[Message, int] = {}
     for action in schedule:
-        for message in sent(action, homes, skips):
-            origins[message] = homes[action.j]
-            if homes[action.j] != homes[message.j]:
-                found.setdefault((homes[action.j], homes[message.j]), Channel()).sent.append((message, action))
+        for message in sent(action, placement, skips):
+            origins[message] = placement[action.j]
+            if placement[action.j] != placement[message.j]:
+                found.setdefault((placement[action.j], placement[message.j]), Channel()).sent.append((message, action))
     for action in schedule:
-        for message in taken(action, homes, skips):
-            if origins[message] != homes[action.j]:
-                found[origins[message], homes[action.j]].taken.append((message, action))
+        for message in taken(action, placement, skips):
+            if origins[message] != placement[action.j]:
+                found[origins[message], placement[action.j]].taken.append((message, action))
     return found

@@ -138,7 +138,7 @@ def check_device_count(rows: Sequence[int], devices: int) -> None:
         raise DeviceCountError(f"{rule}, got {devices}, of which {devices - used} would stay idle; {remedy}")
 
 
-def shared_places(wanted: int, devices: int) -> list[int]:
+def shared_devices(wanted: int, devices: int) -> list[int]:
     """Which of ``devices`` devices each of ``wanted`` gets: neighbours share one where there are too few."""
     return [k * min(devices, wanted) // wanted for k in range(wanted)]
 

@@ -32,7 +32,7 @@ from gpipe_bench.simulator.workloads.build import build_workload, layers_of
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.step.request import AnyModel, Model, Request, ScheduleLike, microbatch_sizes
 from gpipe_bench.step.result import GIB, DeviceUse, Shortage, Step, busy_ns, pipeline_facts, summed_gib
-from gpipe_bench.util.collection import no_collection
+from gpipe_bench.util.garbage import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,8 +11,8 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.networks import NETWORK
 from gpipe_bench.machine.profile import Link, Profile, load_profile
 from gpipe_bench.models.measured import MeasuredLayer, is_layers
-from gpipe_bench.schedules import SCHEDULES, Schedule
-from gpipe_bench.schedules.table import is_schedule_file, placement
+from gpipe_bench.schedules import SCHEDULES, Schedule, table
+from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.settings import (
     FLAVOURS,
     OPTIMIZERS,
@@ -141,9 +141,9 @@ class Request:
         return given if given is None or isinstance(given, str | Schedule) else Schedule.of(given)
 
     @property
-    def homes(self) -> tuple[int, ...]:
-        """For each partition its device of the schedule."""
-        return placement(self.order, len(self.balance))
+    def placement(self) -> tuple[int, ...]:
+        """For each partition its rank: its device of the schedule."""
+        return table.placement(self.order, len(self.balance))
 
     @property
     def hardware(self) -> Profile:

@@ -230,7 +230,7 @@ def pipeline_facts(components: Components, balance: Sequence[int], profile: Prof
 
 
 def device_uses(
-    memory: Sequence[DeviceMemory], events: Timeline, length_ns: int, homes: Sequence[int]
+    memory: Sequence[DeviceMemory], events: Timeline, length_ns: int, device_of: Sequence[int]
 ) -> tuple[DeviceUse, ...]:
     """The use of each device that has a partition.
 
@@ -238,9 +238,9 @@ def device_uses(
         memory: of each device; empty without memory.
         events: of one step or several.
         length_ns: of these steps.
-        homes: device of each partition.
+        device_of: device of each partition.
     """
-    busy, used = events.busy(homes, length_ns), sorted(set(homes))
+    busy, used = events.busy(device_of, length_ns), sorted(set(device_of))
     rows = [busy[device] for device in used]
     shares = split_busy_time(rows, length_ns)
     return tuple(

@@ -43,14 +43,14 @@ class Timeline(Sequence[TimelineEvent]):
         """Other tasks of the same trace, by their places, on another clock."""
         return Timeline(self._tasks, self._times, places, zero_ns)
 
-    def busy(self, homes: Sequence[int], length_ns: int) -> list[Busy]:
-        """Nanoseconds of each device from the start of the events' clock on; ``homes``: device of each partition."""
+    def busy(self, device_of: Sequence[int], length_ns: int) -> list[Busy]:
+        """Nanoseconds of each device from the start of the events' clock on, by the device of each partition."""
         tasks, (_, start, end, _) = self._tasks, self._times
         spans = (
-            ((task := tasks[place]).kind, homes[task.j], task.device, start[place], end[place])
+            ((task := tasks[place]).kind, device_of[task.j], task.device, start[place], end[place])
             for place in self._places
         )
-        return busy_times(spans, max(homes) + 1, self._zero_ns, self._zero_ns + length_ns)
+        return busy_times(spans, max(device_of) + 1, self._zero_ns, self._zero_ns + length_ns)
 
     @cached_property
     def _events(self) -> list[TimelineEvent]:

@@ -8,19 +8,19 @@ from typing import Any
 
 
 def lazy(
-    package: str, homes: Mapping[str, str], names: Sequence[str]
+    package: str, modules: Mapping[str, str], names: Sequence[str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: its name.
-        homes: name -> module that defines it.
+        modules: name -> module that defines it.
         names: everything that the package exports.
     """
 
     def find(name: str) -> Any:
-        if name in homes:
-            return getattr(importlib.import_module(homes[name]), name)
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find, lambda: sorted(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpipe_bench.schedules.table import shared_places
+from gpipe_bench.schedules.table import shared_devices
 from studies.peers.contenders import Contender
 
 
@@ -74,8 +74,8 @@ class PeerCase:
             return self.partitions
         return self.loops if contender.option == "loops" else 1
 
-    def placement(self) -> list[str]:
+    def partition_devices(self) -> list[str]:
         """The device of each partition: neighbours share one when there are fewer devices than partitions."""
         if self.device == "cpu":
             return ["cpu"] * self.partitions
-        return [f"{self.device}:{k}" for k in shared_places(self.partitions, self.devices)]
+        return [f"{self.device}:{k}" for k in shared_devices(self.partitions, self.devices)]

@@ -114,7 +114,7 @@ def gradients() -> tuple[list[Any], float]:
 
 def facts(case: PeerCase) -> dict[str, Any]:
     """Machine and software, as columns of rows."""
-    return environment_facts(case.placement())
+    return environment_facts(case.partition_devices())
 
 
 def find_balance(case: PeerCase, partitions: int, seconds: float) -> list[int]:
@@ -122,6 +122,6 @@ def find_balance(case: PeerCase, partitions: int, seconds: float) -> list[int]:
     from gpipe_bench.balance import balance_by_time  # not in the processes of contenders
 
     torch.set_num_threads(1)
-    work, place = make_work(case), case.placement()[0]
+    work, place = make_work(case), case.partition_devices()[0]
     sample = work.batch.chunk(case.chunks)[0]
     return balance_by_time(partitions, work.model.to(place), sample.to(place), timeout=seconds, device=place)

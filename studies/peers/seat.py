@@ -32,7 +32,7 @@ class Seat(NamedTuple):
     @property
     def place(self) -> str:
         """The device of this rank."""
-        places = self.case.placement()
+        places = self.case.partition_devices()
         if not self.contender.process_per_device:
             places = sorted(set(places))
         return places[self.rank % len(places)]

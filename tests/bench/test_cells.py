@@ -97,7 +97,7 @@ def test_one_process_is_not_spelled_out():
 def test_a_host_counts_its_own_devices(hosts, places):
     settings = {"partitions": 4, "balance": "7-7-7-8", "device": "cuda", "devices": 4, "processes": 4, "hosts": hosts}
     made = cell(**settings, schedule="gpipe", transfer="direct")
-    assert made.places() == [f"cuda:{place}" for place in places]
+    assert made.torch_devices() == [f"cuda:{place}" for place in places]
 
 
 def test_several_processes_have_no_switches():
@@ -136,18 +136,18 @@ def test_microbatches_are_as_many_as_chunk_gives(batch, chunks):
     ],
 )
 def test_neighbours_share_a_device_where_there_are_too_few(device, devices, places):
-    assert cell(partitions=4, balance="7-7-7-8", device=device, devices=devices).placement() == places
+    assert cell(partitions=4, balance="7-7-7-8", device=device, devices=devices).partition_devices() == places
 
 
 @pytest.mark.parametrize(
-    ("schedule", "homes"),
+    ("schedule", "placement"),
     [("gpipe", (0, 1, 2, 3)), ("1f1b", (0, 1, 2, 3)), ("interleaved", (0, 1, 0, 1)), ("zb_v", (0, 1, 1, 0))],
 )
-def test_a_schedule_says_which_partitions_share_a_device(schedule, homes):
+def test_a_schedule_says_which_partitions_share_a_device(schedule, placement):
     made = cell(partitions=4, balance="7-7-7-8", device="cuda", devices=2, schedule=schedule)
-    assert made.homes() == homes
-    assert len(made.places()) == made.schedule_devices == max(homes) + 1
-    assert made.placement() == [made.places()[home] for home in homes]
+    assert made.placement == placement
+    assert len(made.torch_devices()) == made.schedule_devices == max(placement) + 1
+    assert made.partition_devices() == [made.torch_devices()[rank] for rank in placement]
 
 
 @pytest.mark.parametrize("schedule", TWO_PER_DEVICE)
@@ -157,7 +157,7 @@ def test_a_schedule_says_which_partitions_share_a_device(schedule, homes):
 )
 def test_a_device_has_two_partitions(schedule, device, devices, places):
     settings = {"partitions": 4, "balance": "7-7-7-8", "schedule": schedule}
-    assert cell(**settings, device=device, devices=devices).places() == places
+    assert cell(**settings, device=device, devices=devices).torch_devices() == places
 
 
 @pytest.mark.parametrize(("gpus", "devices", "transfer"), [(1, 1, "host"), (2, 2, "direct"), (8, 2, "direct")])

@@ -119,7 +119,7 @@ def test_devices_steps_and_events_are_those_of_the_step(results):
 def test_a_line_names_its_device_and_a_partition_that_is_alone_there(schedule, devices):
     made = cell(schedule=schedule, partitions=4, balance="4-4-4-5", chunks=4, devices=devices)
     (result,) = simulate_cells([made])
-    homes = [made.places[home] for home in made.homes()]
+    homes = [made.device_numbers[rank] for rank in made.placement]
     assert [record["device_index"] for record in result.devices] == sorted(set(homes))
     for record in result.devices:
         own = [j for j, home in enumerate(homes) if home == record["device_index"]]

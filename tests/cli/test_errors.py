@@ -112,10 +112,10 @@ def test_all_problems_of_a_configuration_have_a_line(folder, capsys):
     (folder / "a.yaml").write_text(f"devce: cpu\nexperiments: {{mine: {blocks}}}")
     status, out, err = called(["config", "check", str(folder / "a.yaml")], capsys)
     assert (status, out) == (2, "")
+    rule = "must be a whole number of at least 1"
     assert err.splitlines() == [
         f"error: {folder}/a.yaml: devce must be a known key, got 'devce'; use 'device'",
-        f"error: {folder}/a.yaml: experiments.mine.wrong.chunks must be a whole number of at least 1, got 0; "
-        "use 1 or more",
+        f"error: {folder}/a.yaml: experiments.mine.wrong.chunks {rule}, got 0; use 1 or more",
         f"error: {folder}/a.yaml: experiments.mine.unknown.stps must be a known key, got 'stps'; use 'steps'",
     ]
 

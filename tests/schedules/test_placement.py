@@ -6,7 +6,7 @@ import pytest
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules import SCHEDULES, named_schedule
-from gpipe_bench.schedules.table import device_count, partition_count, placement, shared_places
+from gpipe_bench.schedules.table import device_count, partition_count, placement, shared_devices
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_numbers_of_partitions_and_devices_are_inverse(schedule):
 
 @pytest.mark.parametrize(("devices", "places"), [(1, [0, 0, 0, 0]), (3, [0, 0, 1, 2]), (8, [0, 1, 2, 3])])
 def test_neighbours_share_a_device_where_there_are_too_few(devices, places):
-    assert shared_places(4, devices) == places
+    assert shared_devices(4, devices) == places

@@ -10,7 +10,7 @@ from torch import nn
 from gpipe_bench.kernels.kernel import Kernel
 from gpipe_bench.simulator.tracing.model_trace import Tracer
 from gpipe_bench.simulator.tracing.recorder import Recorder
-from gpipe_bench.util.collection import retire_collection
+from gpipe_bench.util.garbage import retire_collection
 
 
 def test_an_operand_that_is_given_twice_is_read_once():

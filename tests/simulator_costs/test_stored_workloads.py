@@ -13,8 +13,8 @@ import torch
 
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator.steps.run import run
-from gpipe_bench.simulator.tracing import kept as kept_values
-from gpipe_bench.simulator.tracing.kept import kept
+from gpipe_bench.simulator.tracing import trace_cache
+from gpipe_bench.simulator.tracing.trace_cache import kept
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.step.request import Model
@@ -132,7 +132,7 @@ def test_what_another_version_of_pytorch_or_of_this_code_stored_is_not_read(work
         return not made
 
     assert [stored(), stored()] == [False, True]
-    monkeypatch.setattr(kept_values, "_torch_version", lambda: "0.1")
+    monkeypatch.setattr(trace_cache, "_torch_version", lambda: "0.1")
     assert [stored(), stored()] == [False, True]
-    monkeypatch.setattr(kept_values, "_digest", lambda _: "other sources")
+    monkeypatch.setattr(trace_cache, "_digest", lambda _: "other sources")
     assert [stored(), stored()] == [False, True]

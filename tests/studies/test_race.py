@@ -288,7 +288,7 @@ def test_settings_lie_over_a_preset_and_every_problem_is_said():
 
 def test_neighbours_share_devices_that_are_too_few():
     wide = Settings().cases(Machine("cuda", 2))[9]
-    assert (wide.partitions, wide.placement()) == (8, ["cuda:0"] * 4 + ["cuda:1"] * 4)
+    assert (wide.partitions, wide.partition_devices()) == (8, ["cuda:0"] * 4 + ["cuda:1"] * 4)
 
 
 def test_who_takes_part_in_what():

@@ -126,12 +126,12 @@ def _moves(cell: SimulatedCell, result: RawResult, step: int, *, full: bool) -> 
         step: how many layers move.
         full: whether memory is what weighs, and not the time that a device is busy.
     """
-    balance, homes = balance_of(result), cell.homes()
+    balance, placement = balance_of(result), cell.placement
     keys = ("peak_allocated_gib",) if full else ("compute_fraction", "recompute_fraction")
     weights = [sum(record[key] for key in keys) for record in result.devices]
-    lightest = sorted(range(len(balance)), key=lambda k: weights[homes[k]])
-    for device in sorted(range(len(weights)), key=lambda place: -weights[place])[:_SOURCES]:
-        for source in (j for j, home in enumerate(homes) if home == device and balance[j] > step):
+    lightest = sorted(range(len(balance)), key=lambda k: weights[placement[k]])
+    for device in sorted(range(len(weights)), key=lambda rank: -weights[rank])[:_SOURCES]:
+        for source in (j for j, rank in enumerate(placement) if rank == device and balance[j] > step):
             near = [k for k in (source - 1, source + 1) if 0 <= k < len(balance)]
             for target in list(dict.fromkeys([*near, *lightest]))[:_TARGETS]:
                 other = list(balance)

@@ -25,8 +25,8 @@ from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import lines_text
 from gpipe_bench.simulator.published.settings import Setting, published_cells, settings_of
 from gpipe_bench.simulator.workloads.sources import model_of_suite
-from gpipe_bench.util.collection import no_collection
 from gpipe_bench.util.files import write_files
+from gpipe_bench.util.garbage import no_collection
 
 _COLUMNS: Final = TABLES["predictions"].columns
 _COUNTED: Final = "model_memory_gib"

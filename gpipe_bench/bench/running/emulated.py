@@ -55,8 +55,9 @@ def emulate_cells(
 
 
 def _skipped(cell: EmulatedCell, reason: str, facts: Mapping[str, Any]) -> RawResult:
-    known = {"device": f"cuda {cell.hardware_device}", "device_count": len({*cell.places}), "profile": cell.hardware}
-    known |= {"status": "skipped", "reason": reason, "balance": "-".join(map(str, cell.balance))}
+    known = {"device": f"cuda {cell.hardware_device}", "device_count": len({*cell.device_numbers})}
+    known |= {"profile": cell.hardware, "status": "skipped", "reason": reason}
+    known |= {"balance": "-".join(map(str, cell.balance))}
     row = cell_row(cell, 0, **known, **facts)
     return RawResult(cell.id, row, configuration=cell.configuration)
 
@@ -75,7 +76,7 @@ def _emulated(
         Model(cell.model, parse_arguments(cell.model, cell.model_args)),
         **cell.arguments(),
         balance=balance,
-        devices=cell.places,
+        devices=cell.device_numbers,
         keep_trace=steps is not None,
     )
     if steps is not None:

@@ -34,7 +34,7 @@ from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.measure.utilization import NvmlUtilization, busy_share
 from gpipe_bench.results.breakdown import Breakdown, mean_breakdown, split_device_time
 from gpipe_bench.results.timeline import TimelineEvent
-from gpipe_bench.schedules.table import shared_places
+from gpipe_bench.schedules.table import shared_devices
 
 _GIB: Final = 2**30
 _TIMELINE_STEPS: Final = 3
@@ -60,7 +60,7 @@ def measure_cell(cell: MeasuredCell, repeat: int) -> Pieces:
 
 
 def _measured(cell: MeasuredCell, repeat: int, ranks: Ranks) -> Pieces:
-    facts = environment_facts(cell.placement(), cell.hosts)
+    facts = environment_facts(cell.partition_devices(), cell.hosts)
     trial = Trial(cell, ranks)
     counted = all(has_memory_statistics(device) for device in trial.devices)
     if counted:
@@ -73,12 +73,12 @@ def _measured(cell: MeasuredCell, repeat: int, ranks: Ranks) -> Pieces:
         own += timed(trial.step, trial.devices, steps=1, warmup=0)
     yield
     seconds = ranks.gather(own)[0]
-    homes = cell.homes()
-    peaks = _allocator_peaks(trial, [ranks.size == 1 or home == ranks.rank for home in homes]) if counted else None
+    held = [ranks.size == 1 or rank == ranks.rank for rank in cell.placement]
+    peaks = _allocator_peaks(trial, held) if counted else None
     sampled = ranks.gather(_sampled_utilization(trial, median(seconds)))
     events, error_us = _timeline(trial, ranks)
-    shares = _shares(events, homes)
-    peaks = ranks.owners(peaks or _counted_peaks(trial), homes)
+    shares = _shares(events, cell.placement)
+    peaks = ranks.owners(peaks or _counted_peaks(trial), cell.placement)
     row = cell_row(
         cell,
         repeat,
@@ -96,7 +96,7 @@ def _measured(cell: MeasuredCell, repeat: int, ranks: Ranks) -> Pieces:
         {"step": k, "step_time_ms": s * 1e3, "throughput_samples_per_s": cell.batch_size / s}
         for k, s in enumerate(seconds)
     ]
-    devices = _device_records(cell, trial.pipe.balance, [shares[k] for k in homes], peaks)
+    devices = _device_records(cell, trial.pipe.balance, [shares[rank] for rank in cell.placement], peaks)
     timeline = [event.to_dict() for event in events]
     return RawResult(cell.id, row, devices, steps, timeline, cell.configuration)
 
@@ -142,9 +142,9 @@ def _timeline(trial: Trial, ranks: Ranks) -> tuple[list[TimelineEvent], float | 
     return sorted(records, key=_span_us)[_TIMELINE_STEPS // 2], error_us if ranks.size > 1 else None
 
 
-def _shares(events: Sequence[TimelineEvent], homes: Sequence[int]) -> list[Breakdown]:
+def _shares(events: Sequence[TimelineEvent], placement: Sequence[int]) -> list[Breakdown]:
     """The breakdown of each device of the schedule, whose partitions take turns."""
-    return split_device_time(events, homes, *_window(events))
+    return split_device_time(events, placement, *_window(events))
 
 
 def _span_us(events: Sequence[TimelineEvent]) -> float:
@@ -165,13 +165,13 @@ def _total(values: Iterable[float | None]) -> float | None:
 def _device_records(
     cell: MeasuredCell, balance: Sequence[int], shares: Sequence[Breakdown], peaks: Peaks
 ) -> list[dict[str, Any]]:
-    places, homes = cell.placement(), cell.homes()
-    shared = shared_places(cell.schedule_devices, cell.devices)
+    devices = cell.partition_devices()
+    shared = shared_devices(cell.schedule_devices, cell.devices)
     return [
         {
-            "device_index": shared[homes[j]],
+            "device_index": shared[cell.placement[j]],
             "partition": j,
-            "device": places[j],
+            "device": devices[j],
             "layers": balance[j],
             "peak_allocated_gib": peaks[j][0],
             "peak_reserved_gib": peaks[j][1],

@@ -133,10 +133,10 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
-    def owners(self, values: Sequence[T], homes: Sequence[int]) -> list[T]:
-        """Of values for each partition those of the ranks that have it; ``homes`` has the device of each partition."""
+    def owners(self, values: Sequence[T], placement: Sequence[int]) -> list[T]:
+        """Of values for each partition those of the rank that has it, as ``placement`` says."""
         parts = self.gather(values)
-        return [parts[home if self.size > 1 else 0][j] for j, home in enumerate(homes)]
+        return [parts[rank if self.size > 1 else 0][j] for j, rank in enumerate(placement)]
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def _facts(cell: MeasuredCell) -> dict[str, Any]:
 
         # After a failure of the device the driver may refuse to say more; the row must come about all the same.
         with suppress(RuntimeError, AssertionError):
-            return environment_facts(cell.placement(), cell.hosts)
+            return environment_facts(cell.partition_devices(), cell.hosts)
     name = cpu_name() if cell.device == "cpu" else ""
     profile = {"profile": machine_slug(name, cpu_count())} if name else {}
     return {"device": f"{cell.device} {name}".strip(), "device_count": cell.devices, **profile, **host_facts()}

@@ -110,7 +110,7 @@ def simulated_step(cell: SimulatedCell, balance: Sequence[int], **options: Any) 
     from gpipe_bench.simulator import Model, simulate
 
     given = {**cell.arguments(), **options}
-    given["devices"] = [cell.places[device] for device in cell.homes()]
+    given["devices"] = [cell.device_numbers[rank] for rank in cell.placement]
     return simulate(Model(cell.model, parse_arguments(cell.model, cell.model_args)), balance=balance, **given)
 
 
@@ -170,20 +170,21 @@ def step_result(
     times = {"step_time_ms": step.step_time_ms, "throughput_samples_per_s": step.throughput_samples_per_s}
     steps = [{"step": 0, **times}] if step.step_time_ms is not None else []
     events = [event.to_dict() for event in step.events] if timeline else []
-    tables = device_records(step.devices, balance, [cell.places[home] for home in cell.homes()]), steps, events
+    device_of = [cell.device_numbers[rank] for rank in cell.placement]
+    tables = device_records(step.devices, balance, device_of), steps, events
     needed = step.shortage.needed_gib if step.shortage else None
     return RawResult(cell.id, row, *tables, cell.configuration, step.bound_by_host, [*step.caveats], needed)
 
 
-def device_records(uses: Iterable[DeviceUse], balance: Sequence[int], placement: Sequence[int]) -> list[dict[str, Any]]:
+def device_records(uses: Iterable[DeviceUse], balance: Sequence[int], device_of: Sequence[int]) -> list[dict[str, Any]]:
     """The records of a table of devices; ``partition`` is empty where a device has several.
 
     Args:
         uses: of the devices of one step.
         balance: layers per partition.
-        placement: the device of each partition.
+        device_of: the device of each partition.
     """
-    own = {use.device: [j for j, device in enumerate(placement) if device == use.device] for use in uses}
+    own = {use.device: [j for j, device in enumerate(device_of) if device == use.device] for use in uses}
     return [
         {
             "device_index": use.device,

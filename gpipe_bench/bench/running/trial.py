@@ -54,9 +54,9 @@ class Trial:
         options["schedule"] = cell.schedule
         self.pipe: GPipe | Pipe
         if ranks.size > 1:
-            self.pipe = Pipe(model, device=cell.places()[ranks.rank], **options)
+            self.pipe = Pipe(model, device=cell.torch_devices()[ranks.rank], **options)
         else:
-            options |= {"devices": cell.places(), "components": cell.components, "transfer": cell.transfer}
+            options |= {"devices": cell.torch_devices(), "components": cell.components, "transfer": cell.transfer}
             self.pipe = GPipe(model, **options)
         self.devices = list(self.pipe.devices)
         self._batch, self._target = batch.to(self.devices[0]), target.to(self.devices[-1])
@@ -121,14 +121,14 @@ def _timed_balance(cell: MeasuredCell, model: nn.Sequential, batch: Tensor) -> l
     """
     if cell.partitions == 1:
         return [len(model)]
-    part, place = batch.chunk(cell.chunks)[0], torch.device(cell.places()[0])
-    name = "cpu" if place.type == "cpu" else torch.get_device_module(place).get_device_name(place)
+    part, first = batch.chunk(cell.chunks)[0], torch.device(cell.torch_devices()[0])
+    name = "cpu" if first.type == "cpu" else torch.get_device_module(first).get_device_name(first)
     asked = [str(model), model_digest(cell.model), part.shape, part.dtype, name, cell.threads, cell.tf32]
     key = hashlib.sha256(repr([*asked, torch.__version__, __version__]).encode()).hexdigest()[:32]
     path = cache_folder("balance") / f"{key}.json"
     stored = read_sealed(path)
     if stored is None:
-        times = layer_times(model, part, timeout=_BALANCE_S, device=place)
+        times = layer_times(model, part, timeout=_BALANCE_S, device=first)
         with suppress(OSError):
             write_sealed(path, json.dumps(times).encode())
     else:

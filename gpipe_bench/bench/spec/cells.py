@@ -32,13 +32,13 @@ from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError, ScheduleError
 from gpipe_bench.models.table import format_arguments, model_digest, model_spec, parse_arguments
 from gpipe_bench.results.configurations import digest
+from gpipe_bench.schedules import table
 from gpipe_bench.schedules.table import (
     TWO_PER_DEVICE,
     device_count,
     file_schedule,
     is_schedule_file,
-    placement,
-    shared_places,
+    shared_devices,
 )
 from gpipe_bench.settings import (
     BatchSize,
@@ -140,9 +140,10 @@ class Cell(ModelSection):
         """p, how many devices the schedule has: one for each partition, or one for two partitions."""
         return device_count(self.schedule, self.partitions)
 
-    def homes(self) -> tuple[int, ...]:
-        """For each partition its device of the schedule, from 0 to p - 1."""
-        return placement(self.schedule, self.partitions)
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """For each partition its rank: its device of the schedule, from 0 to p - 1."""
+        return table.placement(self.schedule, self.partitions)
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain data, arguments of the model in canonical form; a model of one's own with its files.
@@ -203,7 +204,7 @@ class Cell(ModelSection):
 
     @property
     @abstractmethod
-    def place(self) -> str:
+    def key_word(self) -> str:
         """Where it runs, as a word of its key."""
 
     @cached_property
@@ -212,7 +213,7 @@ class Cell(ModelSection):
         schedule = [] if self.schedule in (None, "gpipe") else [self.schedule]
         schedule = [model_word(name) if is_schedule_file(name) else name for name in schedule]
         sizes = f"n{self.partitions}-m{self.chunks}-b{self.batch_size}"
-        words = [self.evidence, model_word(self.model), self.variant, *schedule, sizes, self.place]
+        words = [self.evidence, model_word(self.model), self.variant, *schedule, sizes, self.key_word]
         return "-".join([*words, self.config_sha256[:8]])
 
     def columns(self) -> dict[str, Any]:
@@ -254,7 +255,7 @@ class MeasuredCell(Cell):
     hosts: Hosts = 1
 
     @property
-    def place(self) -> str:
+    def key_word(self) -> str:
         """The type of device, and the processes if there are several."""
         return f"p{self.processes}-{self.device}" if self.processes > 1 else self.device
 
@@ -268,15 +269,15 @@ class MeasuredCell(Cell):
         data = super().settings()
         return {name: value for name, value in data.items() if name not in ("processes", "hosts") or value != 1}
 
-    def places(self) -> list[str]:
+    def torch_devices(self) -> list[str]:
         """A device for each one of the schedule, as its host names it: neighbours share one when there are too few."""
-        shared, each = shared_places(self.schedule_devices, self.devices), max(1, self.devices // self.hosts)
+        shared, each = shared_devices(self.schedule_devices, self.devices), max(1, self.devices // self.hosts)
         return ["cpu" if self.device == "cpu" else f"{self.device}:{k % each}" for k in shared]
 
-    def placement(self) -> list[str]:
+    def partition_devices(self) -> list[str]:
         """The device of each partition."""
-        places = self.places()
-        return [places[k] for k in self.homes()]
+        devices = self.torch_devices()
+        return [devices[rank] for rank in self.placement]
 
     def unsupported(self) -> str:
         """Why this cell cannot be measured on its device, known before PyTorch is loaded; empty when it can."""

@@ -17,7 +17,7 @@ from gpipe_bench.bench.spec.settings import (
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.networks import NETWORK, problems_of_hosts
 from gpipe_bench.machine.profile import load_profile, profile_file
-from gpipe_bench.schedules.table import shared_places
+from gpipe_bench.schedules.table import shared_devices
 from gpipe_bench.settings import Hosts, Setting, any_text, whole
 from gpipe_bench.step.request import Flavour, LaunchUs, Masters, Optimizer, Precision, Request, StepsOverlap, Tf32
 
@@ -79,7 +79,7 @@ class VirtualCell(Cell):
         return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
 
     @property
-    def place(self) -> str:
+    def key_word(self) -> str:
         """The name of the profile."""
         return readable(self.hardware)
 
@@ -93,9 +93,9 @@ class VirtualCell(Cell):
         return {**super().columns(), "optimizer": self.optimizer, "steps_overlap": self.steps_overlap}
 
     @property
-    def places(self) -> list[int]:
+    def device_numbers(self) -> list[int]:
         """The device of each one of the schedule; neighbours share one where there are too few."""
-        return shared_places(self.schedule_devices, self.devices or self.schedule_devices)
+        return shared_devices(self.schedule_devices, self.devices or self.schedule_devices)
 
     def problems(self) -> Iterator[Problem]:
         """Rules of every pipeline, and no more devices than it fills."""

@@ -5,7 +5,7 @@
 #include "autocast.h"
 #include "kernels.h"
 #include "nodes.h"
-#include "whole.h"
+#include "composite_operators.h"
 
 namespace virtual_devices {
 

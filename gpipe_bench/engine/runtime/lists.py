@@ -83,7 +83,7 @@ def action_lists(
         wanted = f"{m} micro-batches and {n} partitions"
         raise ScheduleError([f"schedule must be for {wanted}, got one for {got}; change chunks, balance or schedule"])
     for rank in range(len(facts.schedule.devices)):
-        parts = [j for j, home in enumerate(facts.placement) if home == rank]
+        parts = [j for j, own in enumerate(facts.placement) if own == rank]
         found = sorted({str(devices[j]) for j in parts})
         if len(found) > 1:
             rule = f"partitions {', '.join(map(str, parts))} must be on one device, as the schedule has them"
@@ -92,12 +92,12 @@ def action_lists(
     cells = {(i, j) for kind, i, j in made if kind == "R"} | {(i, j) for i in range(checkpointed) for j in range(n)}
     # A thread for each accelerator; on the CPU one for each device of the schedule.
     first = [list(devices).index(device) for device in devices]
-    homes = zip(devices, first, facts.placement, strict=True)
+    placed = zip(devices, first, facts.placement, strict=True)
     return ActionLists(
         name=schedule if isinstance(schedule, str) else "one of your own",
         facts=facts,
         checkpointed=frozenset(cells),
-        groups=tuple(rank if device.type == "cpu" else -1 - index for device, index, rank in homes),
+        groups=tuple(rank if device.type == "cpu" else -1 - index for device, index, rank in placed),
         forward=tuple(action for action in order if action.kind == "F"),
         backward=tuple(action for action in order if action.kind != "F"),
         positions={action: position for position, action in enumerate(order)},

@@ -9,7 +9,7 @@ from itertools import accumulate, compress, pairwise
 
 from gpipe_bench.machine.replay import Machine
 from gpipe_bench.machine.trace import TracedTask
-from gpipe_bench.simulator.steps.places import Places
+from gpipe_bench.simulator.steps.layout import Layout
 from gpipe_bench.simulator.steps.settings import Settings
 from gpipe_bench.simulator.steps.writer import CALLER, NOWHERE, Stream, TraceWriter
 from gpipe_bench.simulator.workloads.workload import Kernels, Workload
@@ -26,7 +26,7 @@ class Issuer:
         workload: as :meth:`Workload.chosen` gives it.
         machine: how long copies take.
         settings: of the run.
-        places: of the partitions.
+        layout: of the partitions.
 
     Attributes:
         incoming: for each partition, skips that its tasks take in.
@@ -35,9 +35,9 @@ class Issuer:
     """
 
     def __init__(
-        self, writer: TraceWriter, workload: Workload, machine: Machine, settings: Settings, places: Places
+        self, writer: TraceWriter, workload: Workload, machine: Machine, settings: Settings, layout: Layout
     ) -> None:
-        self.writer, self.work, self.places, self.settings = writer, workload, places, settings
+        self.writer, self.work, self.layout, self.settings = writer, workload, layout, settings
         self._machine = machine
         self.incoming: list[list[int]] = [[] for _ in range(workload.n)]
         self.outgoing: list[list[int]] = [[] for _ in range(workload.n)]
@@ -61,7 +61,7 @@ class Issuer:
         ``how``: of a forward pass, what is kept until its backward pass.
         """
         pattern, nbytes = self._passes(kind, self.work.microbatch_sizes[i], j)
-        task = self.writer.task(TracedTask(kind, i, j, self.places.devices[j], nbytes=nbytes, how=how))
+        task = self.writer.task(TracedTask(kind, i, j, self.layout.devices[j], nbytes=nbytes, how=how))
         if pattern is None:
             self.writer.tell(thread, task)
         else:
@@ -78,11 +78,11 @@ class Issuer:
         if kind in ("backward_inputs", "backward_weights") and not (kernels.duration_ns or kernels.launches):
             return None, nbytes
         gradients = 0 if self.published else 1 + j
-        return self.writer.kernels(self.places.computing[j], kernels, kind, gradients=gradients), nbytes
+        return self.writer.kernels(self.layout.computing[j], kernels, kind, gradients=gradients), nbytes
 
     def tell(self, thread: int, kind: str, i: int = 0, j: int = 0) -> None:
         """A thread does something that matters to memory alone: one of the kinds of tasks that run on no stream."""
-        self.writer.tell(thread, self.writer.task(TracedTask(kind, i, j, self.places.devices[j])))
+        self.writer.tell(thread, self.writer.task(TracedTask(kind, i, j, self.layout.devices[j])))
 
     def loss(self, thread: int, i: int | None = None) -> None:
         """Issue the loss of the batch, or the share of a micro-batch, so that all shares are the whole."""
@@ -92,12 +92,12 @@ class Issuer:
             ends = [share * length // sum(map(abs, sizes)) for share in accumulate(map(abs, sizes), initial=0)]
             length = ends[i + 1] - ends[i]
         if length or whole.launches:
-            pattern = self.writer.kernels(self.places.computing[-1], Kernels(length, whole.launches), "loss")
+            pattern = self.writer.kernels(self.layout.computing[-1], Kernels(length, whole.launches), "loss")
             self.writer.issue(thread, pattern)
 
     def update(self) -> None:
         """Issue the update of each partition."""
-        for stream, work in zip(self.places.computing, self.work.optimizer, strict=False):
+        for stream, work in zip(self.layout.computing, self.work.optimizer, strict=False):
             if work.host_ns:
                 self.writer.update(CALLER, stream, work.host_ns)
             if work.duration_ns or work.launches:
@@ -111,14 +111,14 @@ class Issuer:
         """Issue the copies of a micro-batch that comes to partition j, or of one skip; or of their gradients back."""
         source = j - 1 if skip is None else self.work.skips[skip].source
         start, end = (j, source) if back else (source, j)
-        sender, receiver = self.places.copying[start][i], self.places.copying[end][i]
+        sender, receiver = self.layout.copying[start][i], self.layout.copying[end][i]
         sizes = self._sizes(self.work.microbatch_sizes[i], j, skip, back)
         nbytes = sum(sizes)
         kind = ("copy" if skip is None else "portal") + ("_grad" if back else "")
-        aside = sender != self.places.computing[start]
+        aside = sender != self.layout.computing[start]
         made = TracedTask(kind, i, j, sender[0], aside, nbytes, -1 if skip is None else skip, source)
         task = self.writer.task(made)
-        if not self.places.staged:
+        if not self.layout.staged:
             self.writer.issue(thread, self._copies(sender, receiver, sizes), task=task, nbytes=nbytes)
             return
         # Tensor by tensor, all at once; as a direct copy does by itself, the first begins when the receiver is

@@ -75,7 +75,7 @@ class TraceLanes:
     """
 
     def __init__(self, issuer: Issuer, *, workers: bool) -> None:
-        self._issuer, self._work, self._places = issuer, issuer.work, issuer.places
+        self._issuer, self._work, self._layout = issuer, issuer.work, issuer.layout
         m, n = self._work.m, self._work.n
         self._workers = workers
         self._first_rank = (_MANY_NODES if issuer.published else m * n) if workers else 0
@@ -128,14 +128,14 @@ class TraceLanes:
         if phony is None or self._issuer.published or not self._producers(i, riding):
             self._pending[i] = phony
             return
-        stream = self._places.copying[j - 1][i] if j else self._places.computing[0]
+        stream = self._layout.copying[j - 1][i] if j else self._layout.computing[0]
         self._through("join", i, max(j - 1, 0), stream, skips=riding, lane=phony)
 
     def portal(self, i: int, j: int, skip: int) -> None:
         """Move a skip tensor."""
-        if not self._places.moves(self._work.skips[skip].source, j):
+        if not self._layout.moves(self._work.skips[skip].source, j):
             return
-        made = self._node("portal", i, j, self._places.copying[j][i])
+        made = self._node("portal", i, j, self._layout.copying[j][i])
         made.skip = skip
         self._issuer.transfer(CALLER, i, j, skip)
         if skip in self._carried[i]:
@@ -144,12 +144,12 @@ class TraceLanes:
 
     def copy(self, i: int, j: int) -> None:
         """Move a micro-batch."""
-        if not self._places.moves(j - 1, j):
+        if not self._layout.moves(j - 1, j):
             return
         riding, lane = self._issuer.riding[j], None
         if self._producers(i, riding):
             lane, self._pending[i] = self._pending[i], None
-        self._through("copy", i, j, self._places.copying[j][i], skips=riding, lane=lane)
+        self._through("copy", i, j, self._layout.copying[j][i], skips=riding, lane=lane)
         self._issuer.transfer(CALLER, i, j)
 
     def await_copy(self, i: int, j: int) -> None:
@@ -161,7 +161,7 @@ class TraceLanes:
         self._wait(i, j, self._issuer.outgoing[j], arriving=False)
 
     def _wait(self, i: int, j: int, skips: Sequence[int], *, arriving: bool) -> None:
-        copying, computing = self._places.copying[j][i], self._places.computing[j]
+        copying, computing = self._layout.copying[j][i], self._layout.computing[j]
         if copying == computing:
             return
         made = self._through("wait", i, j, copying, skips=skips)
@@ -175,7 +175,7 @@ class TraceLanes:
         learns, published = self._work.task(i, j).learns, self._issuer.published
         self._any_checkpoint |= checkpoint
         single = learns and (checkpoint or (self._any_checkpoint and not published))
-        stream, join = self._places.computing[j], None
+        stream, join = self._layout.computing[j], None
         if phony is not None and (single or published):
             join = self._node("join", i, j, stream)
             join.lane = phony
@@ -195,7 +195,7 @@ class TraceLanes:
         self._issued[i, j] = self._issuer.writer.signal(worker)
 
     def _worker(self, j: int) -> int:
-        return 1 + self._places.workers[j]
+        return 1 + self._layout.workers[j]
 
     def _task_rank(self, i: int, j: int, *, single: bool, checkpoint: bool) -> int:
         """The number of a task's node.
@@ -205,8 +205,8 @@ class TraceLanes:
         """
         count = single + (0 if checkpoint else self._work.task(i, j).nodes)
         if self._workers:
-            first = self._made_by_worker[self._places.workers[j]]
-            self._made_by_worker[self._places.workers[j]] += count
+            first = self._made_by_worker[self._layout.workers[j]]
+            self._made_by_worker[self._layout.workers[j]] += count
         else:
             first, self._made = self._made, self._made + count
         return first if single else first + count - 1 - count // 2
@@ -221,12 +221,12 @@ class TraceLanes:
     def recompute(self, i: int, j: int) -> None:
         """Only what has a checkpoint is recomputed."""
         if self._tasks[i, j].kind == "checkpoint":
-            self._through("recompute", i, j, self._places.leaving(i, j), skips=self._issuer.outgoing[j])
+            self._through("recompute", i, j, self._layout.leaving(i, j), skips=self._issuer.outgoing[j])
 
     def fork(self, i: int, j: int) -> None:
         """There is none where no gradient will ever pass."""
         if self._work.task(i, j).learns:
-            self._forks[j] = self._through("fork", i, j, self._places.leaving(i, j), skips=self._issuer.outgoing[j])
+            self._forks[j] = self._through("fork", i, j, self._layout.leaving(i, j), skips=self._issuer.outgoing[j])
 
     def drain(self) -> None:
         """Nothing fails here."""
@@ -236,7 +236,7 @@ class TraceLanes:
     def backward(self) -> None:
         """Write the nodes that gradients pass, each on the thread of its device; consumers come before producers."""
         writer, last = self._issuer.writer, self._work.n - 1
-        loss = self._node("loss", 0, last, self._places.computing[last])
+        loss = self._node("loss", 0, last, self._layout.computing[last])
         loss.takes = [node for i in range(self._work.m) for node in self._producers(i, ())]
         numbers = {node: number for number, node in enumerate(self.nodes, 1)}
         passed, filled = {loss}, set[tuple[int, int]]()
@@ -249,7 +249,7 @@ class TraceLanes:
                 continue
             receivers = node.takes if node.lane is None else [*node.takes, node.lane]
             passed.update(receivers)
-            thread = 1 + self._work.n + self._places.backward[node.j]
+            thread = 1 + self._work.n + self._layout.backward[node.j]
             waits_for = [numbers[each] for each in receivers]
             nests = node.kind == "checkpoint" and self._issuer.published
             writer.node("node", thread, node.rank, own=numbers[node], waits_for=() if nests else waits_for)
@@ -277,7 +277,7 @@ class TraceLanes:
         elif node.kind == "loss":
             self._issuer.loss(thread)
         elif node.kind == "wait" and self._issuer.published:
-            computing = self._places.computing[node.j]
+            computing = self._layout.computing[node.j]
             waiter, awaited = (node.stream, computing) if node.arriving else (computing, node.stream)
             self._issuer.writer.order(thread, waiter, awaited)
 

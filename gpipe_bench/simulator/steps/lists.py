@@ -21,12 +21,12 @@ from gpipe_bench.simulator.steps.writer import CALLER
 
 def run_lists(schedule: Schedule, issuer: Issuer, plan: Plan[int], *, workers: bool) -> None:
     """Write the passes of one step; ``workers``: whether each device has a thread of its own."""
-    places, writer = issuer.places, issuer.writer
+    layout, writer = issuer.layout, issuer.writer
     # A thread for each accelerator; on the CPU one for each device of the schedule; or one for all.
-    groups = (0,) * plan.n if not workers else places.devices if issuer.settings.streams else places.rows
+    groups = (0,) * plan.n if not workers else layout.devices if issuer.settings.streams else layout.ranks
     ahead = plan.checkpointed if plan.components.early_recompute else 0
     rows_of = defaultdict[int, set[int]](set)
-    for row, group in zip(places.rows, groups, strict=True):
+    for row, group in zip(layout.ranks, groups, strict=True):
         rows_of[group].add(row)
     if any(len(rows) > 1 for rows in rows_of.values()):
         # In one order of all actions, recomputations have a place of their own.
@@ -46,7 +46,7 @@ def run_lists(schedule: Schedule, issuer: Issuer, plan: Plan[int], *, workers: b
 
 class _Lists:
     def __init__(self, issuer: Issuer, plan: Plan[int], ahead: int, actions: list[Action]) -> None:
-        self._issuer, self._writer, self._places, self._plan = issuer, issuer.writer, issuer.places, plan
+        self._issuer, self._writer, self._layout, self._plan = issuer, issuer.writer, issuer.layout, plan
         self._ahead = ahead
         self._again = {(i, j) for kind, i, j in actions if kind == "R"}
         self._filled = set[tuple[int, int]]()
@@ -68,7 +68,7 @@ class _Lists:
             self._backward(thread, i, j, "backward" if kind == "B" else "backward_inputs")
 
     def _forward(self, thread: int, i: int, j: int) -> None:
-        copying, computing = self._places.copying[j][i], self._places.computing[j]
+        copying, computing = self._layout.copying[j][i], self._layout.computing[j]
         for version in self._messages.pop((i, j), ()):
             self._writer.awaits(thread, version)
         self._writer.order(thread, computing, copying)
@@ -79,7 +79,7 @@ class _Lists:
             return
         for skip in (None, *(self._issuer.outgoing[j] if self._portals else ())):
             source, target = (j, j + 1) if skip is None else (j, self._issuer.work.skips[skip].target)
-            if self._places.moves(source, target):
+            if self._layout.moves(source, target):
                 self._issuer.transfer(thread, i, target, skip)
             self._messages[i, target].append(self._writer.signal(thread))
 
@@ -93,7 +93,7 @@ class _Lists:
             self._issuer.run(thread, "recompute", i, j)
 
     def _backward(self, thread: int, i: int, j: int, kind: str) -> None:
-        copying, computing = self._places.copying[j][i], self._places.computing[j]
+        copying, computing = self._layout.copying[j][i], self._layout.computing[j]
         if i < self._ahead:
             self._recompute(thread, i, j)
         if j < self._plan.n - 1:
@@ -110,6 +110,6 @@ class _Lists:
             return
         for skip in (None, *(self._issuer.incoming[j] if self._portals else ())):
             source = j - 1 if skip is None else self._issuer.work.skips[skip].source
-            if self._places.moves(source, j) and self._issuer.returns(i, j, skip):
+            if self._layout.moves(source, j) and self._issuer.returns(i, j, skip):
                 self._issuer.transfer(thread, i, j, skip, back=True)
         self._gradients[i, j - 1] = self._writer.signal(thread)

@@ -89,7 +89,7 @@ class Steps:
         self._work = workload.chosen(checkpoint_stop(self.settings.checkpoint, workload.m))
         self._machine = machine
         check_sizes(self._work, self.settings.steps)
-        self._rows, self._places = step_rows(self._work, machine, self.settings)
+        self._rows, self._layout = step_rows(self._work, machine, self.settings)
         self._descriptions: dict[int, array[int]] = {}
         numbers = ((TASK_KINDS[task.kind], *task[1:3], *task[6:]) for task in self._rows.tasks)
         self._tasks = array("i", chain.from_iterable(numbers))
@@ -107,7 +107,7 @@ class Steps:
         each = len(tasks) // steps
         ends = accumulate((max(times.end_ns[each * k : each * (k + 1)]) for k in range(steps)), max)
         events = Timeline(tasks, times, range(len(tasks)))
-        return Run(replay, now, effort, tuple(ends), events, found, tuple(self._places.devices))
+        return Run(replay, now, effort, tuple(ends), events, found, tuple(self._layout.devices))
 
     def memory(self, steps: int, machine: Machine | None = None) -> tuple[DeviceMemory, ...]:
         """The memory of each device after some steps; ``machine``: another one with the same times.
@@ -122,15 +122,15 @@ class Steps:
         trace.latencies_ns = root_latencies(self._work, replace(self.settings, steps=steps))
         replay = Replay(trace, machine, tasks=self._tasks * steps)
         if memory:
-            return replay, _run_with_memory(replay, self._description(replay, machine), max(self._places.devices) + 1)
+            return replay, _run_with_memory(replay, self._description(replay, machine), max(self._layout.devices) + 1)
         replay.run()
         return replay, ()
 
     def _description(self, replay: Replay, machine: Machine) -> array[int]:
-        places, settings, capacity = self._places, self.settings, machine.capacity_bytes
+        layout, settings, capacity = self._layout, self.settings, machine.capacity_bytes
         if capacity not in self._descriptions:
-            computing = [replay.stream(*stream) for stream in places.computing]
-            streams = Streams(max(places.devices) + 1, places.devices, replay.streams(), computing)
+            computing = [replay.stream(*stream) for stream in layout.computing]
+            streams = Streams(max(layout.devices) + 1, layout.devices, replay.streams(), computing)
             self._descriptions[capacity] = describe(
                 self._work, streams, capacity=capacity, riding=not settings.components.portals,
                 published=settings.flavour == "published", scheduled=settings.schedule is not None,

@@ -31,19 +31,19 @@ def chosen_schedule(schedule: str | Schedule, m: int, n: int, devices: Sequence[
     return schedule
 
 
-def check_devices(rows: Sequence[int], devices: Sequence[int]) -> None:
+def check_devices(ranks: Sequence[int], devices: Sequence[int]) -> None:
     """Check that partitions which a schedule has on one device are on one.
 
     Args:
-        rows: for each partition its device of the schedule.
+        ranks: for each partition its device of the schedule.
         devices: of each partition.
 
     Raises:
         ValueError: they are not.
     """
     first: dict[int, int] = {}
-    for j, (row, device) in enumerate(zip(rows, devices, strict=True)):
-        one = first.setdefault(row, j)
+    for j, (rank, device) in enumerate(zip(ranks, devices, strict=True)):
+        one = first.setdefault(rank, j)
         if devices[one] != device:
             rule = f"devices must be the same for partitions {one} and {j}, which the schedule has on one device"
-            raise ValueError(f"{rule}, got {devices[one]} and {device}; use {[*rows]}")
+            raise ValueError(f"{rule}, got {devices[one]} and {device}; use {[*ranks]}")

@@ -9,18 +9,18 @@ from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.simulator.steps.issue import Issuer
 from gpipe_bench.simulator.steps.lanes import TraceLanes
 from gpipe_bench.simulator.steps.latency import latencies
+from gpipe_bench.simulator.steps.layout import Layout
 from gpipe_bench.simulator.steps.lists import run_lists
-from gpipe_bench.simulator.steps.places import Places
 from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.settings import Settings
 from gpipe_bench.simulator.steps.writer import CALLER, TraceWriter
 from gpipe_bench.simulator.workloads.workload import Workload
-from gpipe_bench.util.collection import no_collection
+from gpipe_bench.util.garbage import no_collection
 
 
 # Nodes and tasks live until all rows are written, and the collector would go through them again and again.
 @no_collection()
-def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple[TraceWriter, Places]:
+def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple[TraceWriter, Layout]:
     """The rows of a training step, which a ``mark`` ends, and where partitions are in it.
 
     Args:
@@ -41,12 +41,12 @@ def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple
         ):
             rule = "workload must be split into I and W, as the schedule is, got whole backward passes"
             raise ValueError(f"{rule}; build it with split=True")
-    rows = tuple(range(n)) if schedule is None else tuple(schedule.placement)
-    devices = tuple(settings.devices) or rows
-    check_devices(rows, devices)
-    places = Places.of(devices, rows, m, settings)
+    ranks = tuple(range(n)) if schedule is None else tuple(schedule.placement)
+    devices = tuple(settings.devices) or ranks
+    check_devices(ranks, devices)
+    layout = Layout.of(devices, ranks, m, settings)
     writer = TraceWriter()
-    issuer = Issuer(writer, workload, machine, settings, places)
+    issuer = Issuer(writer, workload, machine, settings, layout)
     plan = Plan[int](m, n, components, settings.checkpoint, dict(enumerate(issuer.incoming)))
     workers = settings.workers and components.clock_cycle and n > 1
     issuer.tell(CALLER, "begin")
@@ -58,7 +58,7 @@ def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple
         run_lists(schedule, issuer, plan, workers=workers)
     issuer.update()
     writer.plain("mark", CALLER)
-    return writer, places
+    return writer, layout
 
 
 def root_latencies(workload: Workload, settings: Settings) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from gpipe_bench.skip import Skippable
 from gpipe_bench.skip.namespace import SkipKey
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
 from gpipe_bench.skip.trees import tree_leaves
-from gpipe_bench.util.collection import no_collection
+from gpipe_bench.util.garbage import no_collection
 
 Grads = tuple[Tensor | None, ...]
 

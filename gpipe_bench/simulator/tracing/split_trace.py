@@ -15,7 +15,7 @@ from gpipe_bench.kernels.kernel import SplitTrace
 from gpipe_bench.kernels.specs import TensorSpec
 from gpipe_bench.simulator.tracing.layer_trace import LayerTracing, give_gradients
 from gpipe_bench.skip.namespace import SkipKey
-from gpipe_bench.util.collection import no_collection
+from gpipe_bench.util.garbage import no_collection
 
 
 def trace_split(

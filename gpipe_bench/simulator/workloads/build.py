@@ -36,7 +36,7 @@ from gpipe_bench.simulator.workloads.workload import (
     input_name,
 )
 from gpipe_bench.step.request import AnyModel, Model, microbatch_sizes
-from gpipe_bench.util.collection import no_collection
+from gpipe_bench.util.garbage import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor

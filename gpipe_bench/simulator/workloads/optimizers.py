@@ -17,7 +17,7 @@ from typing import Final
 
 from gpipe_bench.kernels.kernel import FOREACH, Kernel, LayerFacts
 from gpipe_bench.settings import HALVES, checked
-from gpipe_bench.simulator.tracing.kept import default_folder, kept
+from gpipe_bench.simulator.tracing.trace_cache import default_folder, kept
 from gpipe_bench.step.request import Optimizer
 
 PROBE: Final = 1000

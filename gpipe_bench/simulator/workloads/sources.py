@@ -19,10 +19,10 @@ from gpipe_bench.kernels.precision import in_precision
 from gpipe_bench.models.arguments import read_text
 from gpipe_bench.models.table import check_arguments, format_arguments, model_digest, model_spec
 from gpipe_bench.settings import HALVES
-from gpipe_bench.simulator.tracing.kept import default_folder, kept
 from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
+from gpipe_bench.simulator.tracing.trace_cache import default_folder, kept
 from gpipe_bench.simulator.workloads.split import SplitLayers
-from gpipe_bench.util.collection import no_collection
+from gpipe_bench.util.garbage import no_collection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,7 +12,7 @@ from studies.peers.workloads import make_work
 def build(seat: Seat) -> Step:
     """The step of the engine with the schedule that the contender names; without one, with the paper's executor."""
     case, name = seat.case, seat.contender.name
-    work, places = make_work(case), case.placement()
+    work, places = make_work(case), case.partition_devices()
     pipe = GPipe(
         work.model, list(case.balance), devices=places, chunks=case.chunks, checkpoint=case.checkpoint,
         schedule=seat.contender.option or None, workers="never" if name.endswith("one-thread") else "always",

@@ -18,7 +18,7 @@ PIPES: Final = {"torchgpipe": ("torchgpipe", "GPipe"), "fairscale": ("fairscale.
 def build(seat: Seat) -> Step:
     """The step of the package of the contender."""
     case, (module, name) = seat.case, PIPES[seat.contender.package]
-    work, places = make_work(case), case.placement()
+    work, places = make_work(case), case.partition_devices()
     layers = translated(work.model, importlib.import_module(f"{module}.skip"))
     options: dict[str, Any] = {"devices": places, "chunks": case.chunks, "checkpoint": case.checkpoint}
     pipe = getattr(importlib.import_module(module), name)(layers, list(case.balance), **options)

@@ -1,4 +1,4 @@
-"""What takes long to make, on disk: it is made once for each version of PyTorch and of this code."""
+"""Caches traces on disk, for each version of PyTorch and of this code."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ _POOL: Final = 32
 
 
 @dataclass(frozen=True)
-class Places:
+class Layout:
     """Devices, threads and streams of a pipeline.
 
     Attributes:
         devices: of each partition.
-        rows: the device of the schedule of each partition.
+        ranks: the device of the schedule of each partition.
         workers: for each partition the first one of its device, whose thread issues its tasks; each partition on the
             CPU, which has no streams, is a device of its own.
         backward: for each partition the number of autograd's thread of its device; on the CPU there is one.
@@ -30,7 +30,7 @@ class Places:
     """
 
     devices: Sequence[int]
-    rows: Sequence[int]
+    ranks: Sequence[int]
     workers: Sequence[int]
     backward: Sequence[int]
     computing: Sequence[Stream]
@@ -38,8 +38,8 @@ class Places:
     staged: bool
 
     @classmethod
-    def of(cls, devices: Sequence[int], rows: Sequence[int], m: int, settings: Settings) -> Places:
-        """Compute streams are default streams; through the host, rows that share a device have one each."""
+    def of(cls, devices: Sequence[int], ranks: Sequence[int], m: int, settings: Settings) -> Layout:
+        """Compute streams are default streams; through the host, ranks that share a device have one each."""
         taken: Counter[tuple[int, int]] = Counter()
         n, staged = len(devices), settings.transfer == "host"
 
@@ -48,11 +48,11 @@ class Places:
             return device, 1 + pool * _POOL + (taken[device, pool] - 1) % _POOL
 
         own: dict[int, Stream] = {}
-        for device, row in zip(devices, rows, strict=True):
-            shares = {other for place, other in zip(devices, rows, strict=True) if place == device} != {row}
-            if row not in own:
-                own[row] = new_stream(device, 0) if settings.streams and staged and shares else (device, 0)
-        computing = [own[row] for row in rows]
+        for device, rank in zip(devices, ranks, strict=True):
+            shares = {other for shared, other in zip(devices, ranks, strict=True) if shared == device} != {rank}
+            if rank not in own:
+                own[rank] = new_stream(device, 0) if settings.streams and staged and shares else (device, 0)
+        computing = [own[rank] for rank in ranks]
         aside = settings.components.copy_streams and settings.streams and n > 1
         copying = [
             [new_stream(device, 1) for _ in range(m)] if aside else [stream] * m
@@ -60,11 +60,12 @@ class Places:
         ]
         workers = [devices.index(device) for device in devices] if settings.streams else range(n)
         backward = devices if settings.streams else [0] * n
-        return cls(devices, rows, workers, backward, computing, copying, staged)
+        return cls(devices, ranks, workers, backward, computing, copying, staged)
 
     def moves(self, source: int, target: int) -> bool:
         """Whether tensors move between two partitions."""
-        return self.devices[source] != self.devices[target] or (self.staged and self.rows[source] != self.rows[target])
+        crosses = self.staged and self.ranks[source] != self.ranks[target]
+        return crosses or self.devices[source] != self.devices[target]
 
     def leaving(self, i: int, j: int) -> Stream:
         """The stream on which gradients of (i, j) arrive."""

@@ -1,4 +1,4 @@
-"""Use of devices in a window of virtual time: by kernels, copies and operators."""
+"""Times of devices in a window of virtual time: of kernels, copies and operators."""
 
 from __future__ import annotations
 

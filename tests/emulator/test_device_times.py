@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.emulator.use import device_times, operator_times
+from gpipe_bench.emulator.device_times import device_times, operator_times
 from gpipe_bench.machine.replay import replay
 from gpipe_bench.machine.trace import Record
 from tests.emulator.bed.rows import NS_PER_MS, Bed, traced

@@ -1,4 +1,4 @@
-"""The cycle collector at rest, or retired."""
+"""Switches Python's garbage collector off, for a while or for good."""
 
 from __future__ import annotations
 

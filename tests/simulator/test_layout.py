@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.steps.places import Places
+from gpipe_bench.simulator.steps.layout import Layout
 from gpipe_bench.simulator.steps.settings import Settings
 
 
 def placed(*devices, m=3, rows=None, copy_streams=True, **options):
     """Compute stream of each partition, and the streams on which it copies."""
     settings = Settings(Components(copy_streams=copy_streams), **options)
-    places = Places.of(devices, rows or range(len(devices)), m, settings)
-    return list(places.computing), [list(streams) for streams in places.copying]
+    layout = Layout.of(devices, rows or range(len(devices)), m, settings)
+    return list(layout.computing), [list(streams) for streams in layout.copying]
 
 
 def test_each_microbatch_copies_on_a_stream_of_its_own():
