@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +51,7 @@ class TimelineEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 _COPIES: Final = dict(zip(COPY_KINDS, ("copies in", "gradients out", "skips in", "skip gradients out"), strict=True))

@@ -57,7 +57,11 @@ class RawResult:
 
     def to_json(self) -> str:
         """The text of the file."""
-        return json_text(asdict(self))
+        return json_text(self.record())
+
+    def record(self) -> dict[str, Any]:
+        """What the file holds of it: one of these, or a list of them."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"row": asdict(self.row)}
 
     @classmethod
     def read(cls, path: Path) -> RawResult:
@@ -74,7 +78,7 @@ class RawResult:
 
 def results_json(results: Iterable[RawResult]) -> str:
     """The text of a file with several results."""
-    return json_text([asdict(result) for result in results])
+    return json_text([result.record() for result in results])
 
 
 def read_results(path: Path) -> list[RawResult]:
