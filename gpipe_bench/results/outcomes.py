@@ -175,6 +175,10 @@ class CpuGroup(Group):
         ratios = self.ratios(outcome)
         return median_interval(ratios) if ratios else None
 
+    def shares(self, column: str, scale: float = 1.0) -> dict[str, Share]:  # noqa: ARG002 - see Group
+        """None: ways to run a model are no combinations of components."""
+        return {}
+
     def ordered(self) -> list[Outcome]:
         """The loops, the paper's executor and its other variants, then the schedules."""
         others = [name for name in self.outcomes if name not in SCHEDULES]
