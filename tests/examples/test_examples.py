@@ -45,8 +45,15 @@ def losses_of_migrated(name):
     return losses(run(EXAMPLES / "migrated" / f"{name}.py", "--steps", 21))
 
 
-@pytest.mark.parametrize("example", blocks((ROOT / "docs" / "skips.md").read_text(encoding="utf-8"), "python"))
-def test_the_examples_of_skips_train(example):
+@pytest.mark.parametrize(
+    "example",
+    [
+        example
+        for page in ("skips", "from_stages")
+        for example in blocks((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), "python")
+    ],
+)
+def test_the_examples_of_models_train(example):
     names = {}
     exec(example, names)
     assert all(parameter.grad is not None for parameter in names["pipe"].parameters())
