@@ -1,6 +1,6 @@
 """The committed figures are those of the committed reference tables, to the byte, whatever command draws them.
 
-They are legible and fit a page, as those of test_layout.py.
+They fit a page. EVERY_CASE=1 looks whether they are legible, too, as test_layout.py does of invented ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_there_is_a_figure_for_each_table():
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_redrawn_figure_is_the_committed_one_and_legible(name, tmp_path, texts_of, monkeypatch):
+def test_a_redrawn_figure_is_the_committed_one(name, tmp_path, texts_of, monkeypatch):
     if not EVERY_CASE:
         monkeypatch.setattr("gpipe_bench.figures.style.SUFFIXES", (".svg",))
     one, drawn = DRAWN[name], []
@@ -62,8 +62,9 @@ def test_a_redrawn_figure_is_the_committed_one_and_legible(name, tmp_path, texts
     for path in FIGURES[one.kind].draw(one.table, tmp_path / one.name, Selection(one.evidence)):
         assert path.read_bytes() == (COMMITTED / one.place / path.name).read_bytes(), path.name
     (figure,) = drawn
-    with drawing():
-        check(figure, texts_of(figure))
+    if EVERY_CASE:
+        with drawing():
+            check(figure, texts_of(figure))
     assert figure.get_figheight() <= HIGHEST_IN
 
 

@@ -165,13 +165,17 @@ def test_make_targets_exist_and_say_what_they_do():
 
 
 def workflow_runs() -> list[tuple[tuple[str, ...], list[str]]]:
-    """The targets of all pages by the other options that stand beside them: one dry run can try them all."""
+    """The targets of all pages by the other options that stand beside them: one dry run can try them all.
+
+    Settings in ``my.yaml`` are merged into the default ones, so that those without options are tried with it.
+    """
     runs: dict[tuple[str, ...], set[str]] = {}
     for words in all_commands("snakemake"):
         found = re.fullmatch(r"(?P<before>(--\S+ \S+ )?)(?P<targets>[a-z][^-]*?)?(?P<after>( ?--.*)?)", " ".join(words))
         assert found, words
         options = f"{found['before']} {found['after']}".replace("--dry-run", "").split()
         runs.setdefault(tuple(options), set()).update((found["targets"] or "").split())
+    runs["--cores", "1", "--configfile", "my.yaml"] |= runs.pop(("--cores", "1"))
     return [(options, sorted(targets)) for options, targets in runs.items()]
 
 
