@@ -20,6 +20,7 @@ from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.api import simulate
 from gpipe_bench.simulator.published.settings import Setting, published_settings
 from gpipe_bench.step.request import Model
+from tests.cover import EVERY_CASE
 
 SPEED = {row.experiment: row for row in published_settings() if row.table == "unet-speed" and row.chunks > 1}
 
@@ -123,7 +124,7 @@ def test_both_take_the_constants_of_kinds_of_kernels():
 
 
 @pytest.mark.usefixtures("p40_again")
-@pytest.mark.parametrize("name", [None, *SCHEDULES])
+@pytest.mark.parametrize("name", [None, *(SCHEDULES if EVERY_CASE else ("1f1b", "zb_h2", "v_half"))])
 def test_steps_that_overlap_and_steps_that_end_on_all_devices(name):
     """A step that ends on all devices takes longer with ``zb_h2``: its devices do not end together."""
     model = Model("vit", {"L": 9, "D": 1280, "heads": 16})
@@ -152,6 +153,7 @@ def frozen():
     return linear(trained=False)
 
 
+SIZES = 8.125, 32
 WORKSPACES = [
     ([linear, linear], {}, [2, 2]),
     ([convolution, convolution], {}, [0, 0]),
@@ -161,11 +163,11 @@ WORKSPACES = [
     ([linear] * 4, {"balance": [1] * 4, "schedule": "interleaved"}, [2, 2]),
     ([convolution, linear], {"schedule": "1f1b", "checkpoint": "always"}, [0, 2]),
 ]
+SIZED = [(*one, mib) for number, one in enumerate(WORKSPACES) for mib in (SIZES if EVERY_CASE else [SIZES[number % 2]])]
 
 
 @pytest.mark.usefixtures("p40_again")
-@pytest.mark.parametrize("mib", [0, 8.125, 32])
-@pytest.mark.parametrize(("layers", "options", "counts"), WORKSPACES)
+@pytest.mark.parametrize(("layers", "options", "counts", "mib"), SIZED)
 def test_a_device_holds_a_workspace_for_each_direction_that_multiplies_matrices(layers, options, counts, mib):
     with torch.device("meta"):
         made, sample = nn.Sequential(*(layer() for layer in layers)), torch.empty(1, 8, 16, 16)

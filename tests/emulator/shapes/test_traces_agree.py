@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import astuple
+from itertools import product
 
 import pytest
 import torch
@@ -61,24 +62,25 @@ def layers(count):
 
 
 # Without copy streams two host threads issue to one stream, and what comes first is a matter of the host's time.
-ASIDE = cover([one for one in Components.factorial() if one.copy_streams], astuple)
+ASIDE = [one for one in Components.factorial() if one.copy_streams]
+CASES = [
+    *((None, *one) for one in cover(product(ASIDE, CHECKPOINT_MODES), lambda one: (*astuple(one[0]), one[1]))),
+    *product(("gpipe", "1f1b", "zb_h1", "v_half"), ASIDE[:1], CHECKPOINT_MODES),
+]
 
 
-@pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b", "zb_h1", "v_half"])
-@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
-def test_they_differ_in_durations_alone(checkpoint, schedule):
+@pytest.mark.parametrize(("schedule", "components", "checkpoint"), CASES)
+def test_they_differ_in_durations_alone(schedule, components, checkpoint):
     prepare(PROFILE)
     partitions = 2 * N if schedule == "v_half" else N
-    for components in ASIDE if schedule is None else ASIDE[:1]:
-        settings = {
-            "balance": [1] * partitions, "batch_size": 32 * M, "chunks": M, "components": components,
-            "checkpoint": checkpoint, "schedule": schedule, "profile": PROFILE, "sample": torch.zeros(1, 4096),
-            "keep_trace": True,
-        }  # fmt: skip
-        simulated, emulated = (outline(call(layers(partitions), **settings)) for call in (simulate, emulate))
-        assert simulated == emulated, components
-        kinds = {kind for kind, *_ in simulated[0]}
-        assert kinds >= {"forward", "copy", "copy_grad"}
+    settings = {
+        "balance": [1] * partitions, "batch_size": 32 * M, "chunks": M, "components": components,
+        "checkpoint": checkpoint, "schedule": schedule, "profile": PROFILE, "sample": torch.zeros(1, 4096),
+        "keep_trace": True,
+    }  # fmt: skip
+    simulated, emulated = (outline(call(layers(partitions), **settings)) for call in (simulate, emulate))
+    assert simulated == emulated
+    assert {kind for kind, *_ in simulated[0]} >= {"forward", "copy", "copy_grad"}
 
 
 def test_tasks_of_an_emulated_trace_have_times():
