@@ -83,6 +83,11 @@ class Kernel(NamedTuple):
         """A copy of so many bytes within the device."""
         return cls(op, "float32", 1, Whole("memory_bound", nbytes, nbytes), (Part("stream", 2 * nbytes),))
 
+    @classmethod
+    def sum(cls, nbytes: int) -> Kernel:
+        """A sum of two gradients of so many bytes."""
+        return cls("add", "float32", 1, Whole("memory_bound", 2 * nbytes, nbytes), (Part("stream", 3 * nbytes),))
+
     def mapped(self, change: Callable[[int], int]) -> Kernel:
         """The same with its bytes, FLOPs and elements changed, one number after the other."""
         whole = Whole(self.whole.kind, *map(change, self.whole[1:]))
@@ -159,11 +164,11 @@ class LayerTrace(_Trace):
     """One layer at one batch size.
 
     Attributes:
-        inputs: tensors that come in, popped skips last.
+        inputs: tensors that come in, skips last.
         outputs: tensors that leave, stashed skips last, in the pass with graph.
         plain_outputs: the same in the pass without graph.
         stashed: for each stashed skip, its place among the skips that the layer declares to stash.
-        popped: for each popped skip, its place among those that it declares to pop.
+        read: for each skip that it pops or peeks, its place among those that it declares so.
         forward: the pass with graph.
         plain: the pass without.
         backward: the backward pass; parameter gradients are added to what is there.
@@ -181,7 +186,7 @@ class LayerTrace(_Trace):
     outputs: tuple[Port, ...]
     plain_outputs: tuple[Port, ...]
     stashed: tuple[int, ...]
-    popped: tuple[int, ...]
+    read: tuple[int, ...]
     forward: tuple[Step, ...]
     plain: tuple[Step, ...]
     backward: tuple[Step, ...]
@@ -236,10 +241,10 @@ class LayerFacts:
         parameters: trained ones that no earlier layer has.
         others: bytes of each frozen parameter and buffer.
         stashes: skips that the layer stashes, by number: its place among all stashes of the model.
-        pops: skips that it pops, by the same number.
+        reads: skips that it pops or peeks, by the same number.
     """
 
     parameters: tuple[Parameter, ...]
     others: tuple[int, ...]
     stashes: tuple[int, ...]
-    pops: tuple[int, ...]
+    reads: tuple[int, ...]

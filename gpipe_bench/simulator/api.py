@@ -139,6 +139,7 @@ def _answer(request: Request) -> Step:
         loss=request.loss, target=request.target, optimizer=request.optimizer, masters=request.masters,
         precision=request.precision, profile=hardware, cache=Path(request.cache) if request.cache else None,
         scheduled=schedule is not None, split=split, published=request.flavour == "published",
+        shared=request.components.shared,
     )  # fmt: skip
     steps = request.steps or enough_steps(settings, workload.m * workload.n)
     facts = _model_facts(model) | pipeline_facts(

@@ -17,12 +17,12 @@ from tests.simulator.support import Plain
 from tests.simulator.test_live_bytes import Loss
 
 
-def work_of(module, x, balance, m, schedule=None, devices=None):
+def work_of(module, x, balance, m, schedule=None, devices=None, *, shared=True):
     """The workload of such a step; the same for all schedules that split backward passes, or do not."""
     split = schedule is not None and named_schedule(schedule, m, len(balance), devices or len(balance)).splits
     sizes = {"balance": balance, "batch_size": len(x), "chunks": m, "scheduled": schedule is not None}
     # The mode that watches the engine keeps autograd from adding gradients up in place.
-    sizes |= {"published": True, "optimizer": None}
+    sizes |= {"published": True, "optimizer": None, "shared": shared}
     return build_workload(module, **sizes, split=split, profile=load_profile("p40"), sample=x)
 
 
@@ -46,7 +46,7 @@ def live_peaks(module, x, balance, *, m, checkpoint, schedule=None, devices=None
     pipe.zero_grad(set_to_none=True)
     with LiveBytes(pipe) as live, pipe.observe(live):
         step()
-    work = work or work_of(module, x, balance, m, schedule, devices)
+    work = work or work_of(module, x, balance, m, schedule, devices, shared=chosen.shared)
     places = {"devices": (0,) * n, "streams": False, "workers": False}
     found = run(scratch(0)(work), Plain(), Settings(**options, **places))
     return live.peak_total_bytes, found.peak_live_bytes[0]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gpipe_bench import Components
-from gpipe_bench.skip import pop, skippable, stash
+from gpipe_bench.skip import peek, pop, skippable, stash
 from tests.simulator.live import live_peaks, work_of
 
 
@@ -33,6 +33,15 @@ class Cat(nn.Module):
     def forward(self, x):
         skip = yield pop("skip")
         return torch.cat([x, skip], 1)
+
+
+@skippable(peek=["skip"])
+class Gate(nn.Module):
+    """Keeps what it reads."""
+
+    def forward(self, x):
+        skip = yield peek("skip")
+        return x * torch.sigmoid(skip)
 
 
 class Two(nn.Module):
@@ -75,6 +84,14 @@ MODELS = {
     "skips that are concatenated": (
         lambda: [conv(8), Stash(), conv(8), nn.Tanh(), conv(8), Cat(), conv(16), nn.ReLU()], IMAGES, [2, 1, 2, 3],
     ),
+    "a skip that is read many times": (
+        lambda: [conv(8), Stash(), conv(8), Gate(), conv(8), Gate(), Gate(), conv(8), Gate(), nn.Tanh()], IMAGES,
+        [2, 2, 3, 3],
+    ),
+    "a skip that is read past a partition": (
+        lambda: [conv(8), nn.Tanh(), Stash(), Gate(), conv(8), conv(8), Gate(), Gate(), Cat(), conv(16)], IMAGES,
+        [3, 2, 1, 1, 3],
+    ),
     "a partition that only stashes": (
         lambda: [conv(8), nn.ReLU(), Stash(), conv(8), Cat(), conv(16)], IMAGES, [2, 1, 1, 2],
     ),
@@ -116,5 +133,21 @@ def test_the_peak_is_that_of_the_engine(name, checkpoint, m):
 @pytest.mark.parametrize("checkpoint", ["except_last", "never"])
 def test_skips_that_ride_along_go_when_a_partition_has_passed_them_on(name, checkpoint):
     real, simulated = peaks(name, 3, checkpoint, Components(portals=False))
+
+    assert simulated == pytest.approx(real, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    "components", [Components(), Components(shared=False), Components(portals=False, shared=False)]
+)
+@pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+@pytest.mark.parametrize(
+    ("schedule", "devices"), [(None, 4), ("1f1b", 4), ("zb_h1", 4), ("interleaved", 2), ("zb_v", 2)]
+)
+def test_a_skip_that_is_read_many_times_lives_until_its_last_use(schedule, devices, checkpoint, components):
+    make, shape, balance = MODELS["a skip that is read many times"]
+    module, x = nn.Sequential(*map(copy.deepcopy, make())), torch.ones(shape)
+    options = {"schedule": schedule, "devices": devices, "checkpoint": checkpoint, "components": components}
+    real, simulated = live_peaks(module, x, balance, m=2, **options)
 
     assert simulated == pytest.approx(real, rel=0.002)

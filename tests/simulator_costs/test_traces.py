@@ -65,7 +65,7 @@ def test_skips_have_numbers_and_gradients():
     tracer = suite_tracer("unet", depth=2, B=1, C=4, size=16)
     facts = tracer.facts()
     assert [layer.stashes for layer in facts if layer.stashes] == [(0,), (1,)]
-    assert [layer.pops for layer in facts if layer.pops] == [(1,), (0,)]
+    assert [layer.reads for layer in facts if layer.reads] == [(1,), (0,)]
     traced = tracer.trace(2)
     stash = next(found for found, layer in zip(traced.layers, facts, strict=True) if layer.stashes)
     assert [kernel.op for kernel in stash.kernels("backward")] == ["add"], "both ways back meet at the stash"

@@ -51,7 +51,7 @@ Memory *memory_new(const int64_t *description, int64_t length) {
     int64_t kinds, losses, slots = 0;
     read_record(&reader, &memory->given, 9, 4);
     memory->skips = read_records(&reader, &memory->skip_count, sizeof(Skip), 3, 1);
-    memory->partitions = read_records(&reader, &memory->partition_count, sizeof(Partition), 4, 5);
+    memory->partitions = read_records(&reader, &memory->partition_count, sizeof(Partition), 4, 6);
     memory->kinds = read_records(&reader, &kinds, sizeof(Kind), 6, 21);
     memory->losses = read_records(&reader, &losses, sizeof(Loss), 1, 1);
     const Given *given = &memory->given;

@@ -142,11 +142,13 @@ def _partition(workload: Workload, places: Streams, j: int, *, riding: bool) -> 
     crossing = {number: skip for number, skip in enumerate(workload.skips) if skip.source != skip.target}
     ending = [number for number, skip in crossing.items() if skip.target == j]
     through = [number for number, skip in crossing.items() if riding and skip.source < j < skip.target]
-    departing = [number for number, skip in crossing.items() if skip.source == j]
+    departing = [number for number, skip in crossing.items() if skip.giver == j]
+    awaited = [number for number, skip in crossing.items() if skip.source == j]
     return record(
         (places.devices[j], places.computing[j], static.gradients, len(ending)),
         ending + through,
         departing,
+        awaited,
         static.resident + static.workspaces[shared:],
         static.state,
         static.temporary,

@@ -80,9 +80,10 @@ typedef struct Row {
 typedef struct {
     int64_t device, stream;
     int64_t gradients;   /* bytes of the gradients of all parameters */
-    int64_t ending;      /* how many skips it pops */
+    int64_t ending;      /* how many skips it reads */
     Numbers incoming;    /* skips that a task takes in, those first; others ride through */
-    Numbers departing;   /* skips that it stashes for other partitions */
+    Numbers departing;   /* skips that other partitions take from here */
+    Numbers awaited;     /* skips whose gradients come here */
     Numbers resident;    /* bytes of each parameter and buffer */
     Numbers state;       /* bytes of each tensor of the optimizer's state */
     Numbers temporary;   /* bytes of each tensor that an update holds while it lasts */

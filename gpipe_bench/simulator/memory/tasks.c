@@ -82,7 +82,7 @@ static void name_lent(Memory *memory, const Kind *kind, int64_t j, const Task *t
     for (int64_t place = 0; task->lent != NULL && place < task->lent->count; place++)
         memory->lent[2 * kind->kept_inputs.items[place]] = task->lent->items[place];
     /* The gradients of several outputs of the last partition are one block for all. */
-    int is_complete = task->gradients->count == kind->outputs.count + memory->partitions[j].departing.count;
+    int is_complete = task->gradients->count == kind->outputs.count + memory->partitions[j].awaited.count;
     int is_known = task->how == FORWARD_OPEN || task->how == FORWARD_CELL || kind->passes_back;
     for (int64_t place = 0; is_complete && is_known && place < task->gradients->count; place++)
         memory->lent[2 * place + 1] = task->gradients->items[place];
@@ -238,7 +238,7 @@ static int backward(Memory *memory, int64_t i, int64_t j, const Back *back, int 
     if (task->table == NULL)
         give_up("a backward pass has no graph");
     if (gives)
-        task->gradients = take(memory, task->gradients, memory->skip_gradients, i, memory->partitions[j].departing);
+        task->gradients = take(memory, task->gradients, memory->skip_gradients, i, memory->partitions[j].awaited);
     name_lent(memory, kind, j, task);
     if (gives)
         hold_passed(memory, back->returning);

@@ -132,12 +132,14 @@ class TraceLanes:
         self._through("join", i, max(j - 1, 0), stream, skips=riding, lane=phony)
 
     def portal(self, i: int, j: int, skip: int) -> None:
-        """Move a skip tensor."""
-        if not self._layout.moves(self._work.skips[skip].source, j):
+        """Move a skip tensor, unless it is there: then its gradient alone moves."""
+        one = self._work.skips[skip]
+        if not self._layout.moves(one.source, j):
             return
         made = self._node("portal", i, j, self._layout.copying[j][i])
         made.skip = skip
-        self._issuer.transfer(CALLER, i, j, skip)
+        if one.holder is None:
+            self._issuer.transfer(CALLER, i, j, skip)
         if skip in self._carried[i]:
             made.takes = [self._carried[i][skip]]
             self._carried[i][skip] = made

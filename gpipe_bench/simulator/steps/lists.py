@@ -77,9 +77,10 @@ class _Lists:
         self._issuer.tell(thread, "collect", i, j)
         if j == self._plan.n - 1:
             return
-        for skip in (None, *(self._issuer.outgoing[j] if self._portals else ())):
-            source, target = (j, j + 1) if skip is None else (j, self._issuer.work.skips[skip].target)
-            if self._layout.moves(source, target):
+        given = [k for k, skip in enumerate(self._issuer.work.skips) if skip.giver == j] if self._portals else []
+        for skip in (None, *given):
+            target = j + 1 if skip is None else self._issuer.work.skips[skip].target
+            if self._layout.moves(j, target):
                 self._issuer.transfer(thread, i, target, skip)
             self._messages[i, target].append(self._writer.signal(thread))
 

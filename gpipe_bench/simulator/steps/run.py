@@ -86,10 +86,10 @@ class Steps:
 
     def __init__(self, workload: Workload, machine: Machine, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self._work = workload.chosen(checkpoint_stop(self.settings.checkpoint, workload.m))
+        chosen = workload.chosen(checkpoint_stop(self.settings.checkpoint, workload.m))
         self._machine = machine
-        check_sizes(self._work, self.settings.steps)
-        self._rows, self._layout = step_rows(self._work, machine, self.settings)
+        check_sizes(chosen, self.settings.steps)
+        self._rows, self._layout, self._work = step_rows(chosen, machine, self.settings)
         self._descriptions: dict[int, array[int]] = {}
         numbers = ((TASK_KINDS[task.kind], *task[1:3], *task[6:]) for task in self._rows.tasks)
         self._tasks = array("i", chain.from_iterable(numbers))

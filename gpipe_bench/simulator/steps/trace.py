@@ -20,8 +20,8 @@ from gpipe_bench.util.garbage import no_collection
 
 # Nodes and tasks live until all rows are written, and the collector would go through them again and again.
 @no_collection()
-def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple[TraceWriter, Layout]:
-    """The rows of a training step, which a ``mark`` ends, and where partitions are in it.
+def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple[TraceWriter, Layout, Workload]:
+    """The rows of a training step, which a ``mark`` ends, where partitions are in it, and the workload placed there.
 
     Args:
         workload: as :meth:`Workload.chosen` gives it.
@@ -45,6 +45,8 @@ def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple
     devices = tuple(settings.devices) or ranks
     check_devices(ranks, devices)
     layout = Layout.of(devices, ranks, m, settings)
+    if components.portals:
+        workload = workload.placed([*zip(devices, ranks, strict=True)] if layout.staged else devices)
     writer = TraceWriter()
     issuer = Issuer(writer, workload, machine, settings, layout)
     plan = Plan[int](m, n, components, settings.checkpoint, dict(enumerate(issuer.incoming)))
@@ -58,7 +60,7 @@ def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple
         run_lists(schedule, issuer, plan, workers=workers)
     issuer.update()
     writer.plain("mark", CALLER)
-    return writer, layout
+    return writer, layout, workload
 
 
 def root_latencies(workload: Workload, settings: Settings) -> tuple[int, ...]:

@@ -78,12 +78,12 @@ class _Exit(torch.autograd.Function):
 
 
 def declared_skips(layer: nn.Module) -> tuple[list[SkipKey], list[SkipKey]]:
-    """Skips that a layer and the layers inside it declare to stash, and to pop for which nothing inside is stashed."""
+    """Skips that a layer and the layers inside it declare to stash for others, and to pop or peek from others."""
     inside = [module for module in layer.modules() if isinstance(module, Skippable)]
     stashes = [key for module in inside for key in module.stashes()]
-    pops = [key for module in inside for key in module.pops() if key not in stashes]
+    reads = [key for module in inside for key in (*module.pops(), *module.peeks()) if key not in stashes]
     popped_inside = {key for module in inside for key in module.pops()}
-    return [key for key in stashes if key not in popped_inside], pops
+    return [key for key in stashes if key not in popped_inside], [*dict.fromkeys(reads)]
 
 
 def trace_layer(
@@ -94,7 +94,7 @@ def trace_layer(
     Args:
         layer: on the meta device, in training mode or not; its gradients are set.
         inputs: specs in the structure of the layer's input.
-        skips: spec of each skip that it pops.
+        skips: spec of each skip that it reads.
         wanted: for each tensor that leaves, whether a gradient comes back for it; for all by default.
     """
     give_gradients(layer)
@@ -136,11 +136,15 @@ def _trace_plain(layer: nn.Module, inputs: object, skips: dict[SkipKey, TensorSp
 def _run_layer(layer: nn.Module, recorder: Recorder, entered: Any) -> tuple[Any, dict[SkipKey, Tensor | None]]:
     """Run a layer on what entered, inputs and skips; gives its output and the skips that it stashed."""
     inputs, skips = entered
+    came = [*skips]
     tracker = LocalTracker(skips.items())
     # From here on the tracker alone holds them.
     skips.clear()
     with recorder, use_tracker(tracker):
-        return layer(inputs), tracker.values
+        output = layer(inputs)
+        for key in came:
+            tracker.values.pop(key, None)
+    return output, tracker.values
 
 
 class LayerTracing:
@@ -150,7 +154,7 @@ class LayerTracing:
         layer: what is traced.
         structure: specs of inputs and skips, as they enter.
         recorder: watches it.
-        specs: of the inputs, popped skips last.
+        specs: of the inputs, skips last.
         leading: places of the inputs that need a gradient.
         end: the node by which these enter, if there are any.
         leaf: behind it.
@@ -244,13 +248,13 @@ def _trace_with_graph(tracing: LayerTracing, plain: _Plain, wanted: Sequence[boo
         with recorder:
             torch.autograd.backward(edges, ones)
     received = tracing.spread(tracing.received)
-    stashes, pops = declared_skips(tracing.layer)
+    stashes, reads = declared_skips(tracing.layer)
     trace = LayerTrace(
         inputs=len(specs),
         outputs=ports,
         plain_outputs=plain.outputs,
         stashed=tuple(stashes.index(key) for key in left_skips),
-        popped=tuple(pops.index(key) for key in tracing.structure[1]),
+        read=tuple(reads.index(key) for key in tracing.structure[1]),
         forward=forward,
         plain=plain.steps,
         backward=recorder.take(),

@@ -88,7 +88,7 @@ class Tracer:
         numbers: dict[SkipKey, int] = {}
         seen: set[int] = set()
         facts = []
-        for layer, (stashes, pops) in zip(self.module, self._declared, strict=True):
+        for layer, (stashes, reads) in zip(self.module, self._declared, strict=True):
             for key in stashes:
                 numbers[key] = len(numbers)
             own = [parameter for parameter in layer.parameters() if id(parameter) not in seen]
@@ -100,7 +100,7 @@ class Tracer:
                     tuple(Parameter(p.numel(), str(p.dtype).removeprefix("torch."), p.nbytes) for p in trained),
                     others=tuple(tensor.nbytes for tensor in others),
                     stashes=tuple(numbers[key] for key in stashes),
-                    pops=tuple(numbers[key] for key in pops),
+                    reads=tuple(numbers[key] for key in reads),
                 )
             )
         return facts
@@ -119,8 +119,8 @@ class Tracer:
         value: object = map_specs(lambda spec: _resized(spec, size), self._sample)
         skips: _Skips = {}
         calls: list[tuple[_Call, _Runs]] = []
-        for place, (stashes, pops) in enumerate(self._declared):
-            call = value, {key: skips.pop(key) for key in pops}
+        for place, (stashes, reads) in enumerate(self._declared):
+            call = value, {key: skips[key] for key in reads}
             runs = self._run(place, call, None)
             calls.append((call, runs))
             value = runs[0].output
@@ -135,7 +135,7 @@ class Tracer:
         arriving: tuple[bool, ...] | None = None
         skips: dict[SkipKey, bool] = {}
         for place, (call, full) in reversed(list(enumerate(calls))):
-            value, popped = call
+            value, read = call
             stashes, _ = self._declared[place]
             stashed = zip(full[0].trace.stashed, full[0].stashed.values(), strict=True)
             names = [stashes[index] for index, spec in stashed if spec is not None]
@@ -144,8 +144,11 @@ class Tracer:
             run, first = full if all(wanted) else self._run(place, call, wanted)
             count = len(specs_in(value))
             arriving = run.gradients[:count]
-            present = [key for key, spec in popped.items() if spec is not None]
-            skips |= dict(zip(present, run.gradients[count:], strict=True))
+            present = [key for key, spec in read.items() if spec is not None]
+            # A later layer may have given one already.
+            skips |= {
+                key: here or skips.get(key, False) for key, here in zip(present, run.gradients[count:], strict=True)
+            }
             traces.append((run.trace, first.trace))
         return traces[::-1]
 
@@ -163,8 +166,8 @@ class Tracer:
         return self._layer(place, written, wanted), first
 
     def _layer(self, place: int, call: _Call, wanted: tuple[bool, ...] | None) -> LayerRun:
-        value, popped = call
-        key = self._kinds[place], _hashable(value), tuple(popped.values()), wanted
+        value, read = call
+        key = self._kinds[place], _hashable(value), tuple(read.values()), wanted
         if key not in self._runs:
             with _explained(f"layer {place} ({type(self.module[place]).__name__})", value):
                 self._runs[key] = trace_layer(*self._arguments(place, call), wanted)
@@ -182,9 +185,9 @@ class Tracer:
         if kind not in self._twins:
             self._twins[kind] = own if self._owned else meta_twin(own)
         twin = self._twins[kind]
-        value, popped = call
+        value, read = call
         _, theirs = declared_skips(twin)
-        return twin, value, dict(zip(theirs, popped.values(), strict=True))
+        return twin, value, dict(zip(theirs, read.values(), strict=True))
 
 
 class _Loss(nn.Module):

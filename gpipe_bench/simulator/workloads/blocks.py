@@ -51,12 +51,15 @@ class Blocks:
         if not self.holders[block] and block != NO_BLOCK:
             self.ops.append(MemoryOp(kind if block >= 0 else "free", block))
 
+    def sums_onto(self, first: int) -> bool:
+        """Whether autograd writes the sum of two gradients over the first one, which nobody else holds."""
+        return first > NO_BLOCK and self.holders[first] == 1 and self.costs.sums_in_place
+
     def run(self, steps: Sequence[Step], names: dict[int, int]) -> None:
         """The steps of a layer, whose blocks are called ``names`` in the partition."""
         for step in steps:
             if isinstance(step, Alloc):
-                first = names.get(step.onto, NO_BLOCK)
-                if first > NO_BLOCK and self.holders[first] == 1 and self.costs.sums_in_place:
+                if self.sums_onto(names.get(step.onto, NO_BLOCK)):
                     names[step.block] = names.pop(step.onto)
                 else:
                     names[step.block] = self.alloc(step.bytes)
@@ -106,6 +109,10 @@ class Costs:
         if key not in self._known:
             self._known[key] = total(layer.kernels(direction), self.profile), layer
         return self._known[key][0]
+
+    def sums(self, sizes: Iterable[int]) -> Kernels:
+        """Sums of two gradients of these bytes."""
+        return total(map(Kernel.sum, sizes), self.profile)
 
     def total_of(
         self, layers: Sequence[LayerTrace] | Sequence[SplitTrace], direction: str, more: Kernels = NOTHING

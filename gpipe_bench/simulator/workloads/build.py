@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.kernels.cost import workspace_bytes
@@ -17,7 +17,7 @@ from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers
 from gpipe_bench.settings import HALVES
 from gpipe_bench.simulator.workloads.blocks import Costs, total
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
-from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
+from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, SkipCopy
 from gpipe_bench.simulator.workloads.measured import MeasuredSource
 from gpipe_bench.simulator.workloads.optimizers import (
     OptimizerTrace,
@@ -112,6 +112,7 @@ def workload_of(
     split: bool = False,
     scheduled: bool = False,
     published: bool = False,
+    shared: bool = True,
 ) -> Workload:
     """The work of one training step of a model whose traces are at hand.
 
@@ -128,6 +129,7 @@ def workload_of(
         scheduled: whether a schedule runs it: then inputs of a checkpoint are no leaves of autograd, and each
             micro-batch has a loss.
         published: whether autograd and the optimizer are those of the published runs.
+        shared: whether layers that read one skip share its copies.
 
     Raises:
         BalanceError: ``balance`` does not fit the model.
@@ -136,9 +138,9 @@ def workload_of(
     sizes, facts = microbatch_sizes(batch_size, chunks), source.facts
     _check_balance(balance, len(facts))
     spans = [slice(stop - layers, stop) for layers, stop in zip(balance, accumulate(balance), strict=True)]
-    routes = _routes(facts, spans)
+    legs = _legs(facts, spans, shared=shared)
     costs = Costs(profile, sums_in_place=not published)
-    works_of = partial(_partitions, source, spans, routes, costs, split=split, leaves=not scheduled)
+    works_of = partial(_partitions, source, spans, legs, costs, split=split, leaves=not scheduled)
     per_size = {size: works_of(size) for size in sorted(set(sizes))}
     dtypes = {parameter.dtype for layer in facts for parameter in layer.parameters}
     masters = masters and source.precision in HALVES
@@ -154,7 +156,7 @@ def workload_of(
     return Workload(
         partitions=tuple({size: works[j].task for size, works in per_size.items()} for j in range(len(balance))),
         microbatch_sizes=sizes,
-        skips=_skips(routes, per_size, per_size[sizes[0]]),
+        skips=_skips(legs, per_size, per_size[sizes[0]]),
         loss=_loss_kernels(loss, last, batch_size, batch_size if scheduled else sizes[0], profile),
         optimizer=updates,
         static_bytes=tuple(part.total for part in static),
@@ -164,19 +166,28 @@ def workload_of(
     )
 
 
+class _Leg(NamedTuple):
+    """The way of a copy of a skip from one partition to the next one that reads it."""
+
+    copy: SkipCopy
+    source: int
+    target: int
+
+
 def _skips(
-    routes: Mapping[int, tuple[int, int]], per_size: Mapping[int, list[PartitionWork]], largest: list[PartitionWork]
+    legs: Sequence[_Leg], per_size: Mapping[int, list[PartitionWork]], largest: list[PartitionWork]
 ) -> tuple[SkipWork, ...]:
     """The skips that cross a boundary; ``largest``: the work of the largest micro-batches."""
     return tuple(
         SkipWork(
-            f"skip{number}",
-            *route,
-            {size: works[route[0]].departing[number] for size, works in per_size.items()},
-            number in largest[route[1]].returning,
+            "skip" + "-".join(str(number) for number in copy[: 1 + bool(copy[1])]),
+            source,
+            target,
+            {size: works[source].departing[copy] for size, works in per_size.items()},
+            copy in largest[target].returning,
         )
-        for number, route in routes.items()
-        if number in largest[route[0]].departing
+        for copy, source, target in legs
+        if copy in largest[source].departing
     )
 
 
@@ -188,34 +199,42 @@ def _check_balance(balance: Sequence[int], layers: int) -> None:
         )
 
 
-def _routes(facts: Sequence[LayerFacts], spans: Sequence[slice]) -> dict[int, tuple[int, int]]:
-    """Source and target partition of each skip that crosses a boundary, in the order of the stashes."""
-    sources = {number: j for j, span in enumerate(spans) for layer in facts[span] for number in layer.stashes}
-    targets = {number: j for j, span in enumerate(spans) for layer in facts[span] for number in layer.pops}
-    return {number: (j, targets[number]) for number, j in sources.items() if j != targets[number]}
+def _legs(facts: Sequence[LayerFacts], spans: Sequence[slice], *, shared: bool) -> list[_Leg]:
+    """The ways of skips that cross boundaries, in the order of the stashes, then in that of the readers."""
+    routes: dict[int, list[int]] = {}
+    for j, span in enumerate(spans):
+        for layer in facts[span]:
+            for number in layer.reads:
+                routes[number].append(j)
+            routes |= {number: [j] for number in layer.stashes}
+    legs = []
+    for number, (source, *readers) in routes.items():
+        for reader, group in enumerate([readers] if shared else [[one] for one in readers]):
+            legs += [_Leg((number, reader), *ends) for ends in pairwise(dict.fromkeys((source, *group)))]
+    return legs
 
 
 def _partitions(
     source: ModelSource,
     spans: Sequence[slice],
-    routes: Mapping[int, tuple[int, int]],
+    legs: Sequence[_Leg],
     costs: Costs,
     size: int,
     *,
     split: bool,
     leaves: bool,
 ) -> list[PartitionWork]:
-    """The work of each partition for micro-batches of ``size`` samples; ``routes``: of the skips, by number."""
+    """The work of each partition for micro-batches of ``size`` samples."""
     works: list[PartitionWork] = []
     entering = source.input_bytes(size)
     for j, span in enumerate(spans):
         # A skip may be None.
         arriving = {
-            number: works[begin].departing[number]
-            for number, (begin, end) in routes.items()
-            if end == j and number in works[begin].departing
+            copy: works[begin].departing[copy]
+            for copy, begin, end in legs
+            if end == j and copy in works[begin].departing
         }
-        departing = tuple(number for number, route in routes.items() if route[0] == j)
+        departing = tuple(copy for copy, begin, _ in legs if begin == j)
         layers, facts = source.partition(size, span), source.facts[span]
         passes = partial(LayerPasses, layers, facts, input_bytes=entering, arriving=arriving, departing=departing)
         halves = source.splits(size, span) if split else None

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from gpipe_bench.kernels.kernel import NO_BLOCK, Kernel, LayerFacts, LayerTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs, total
-from gpipe_bench.simulator.workloads.layer_passes import LayerPasses
+from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, SkipCopy
 from gpipe_bench.simulator.workloads.split import SplitLayers, split_work
-from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork
+from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork, in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class PartitionWork:
 
     Attributes:
         task: the work.
-        departing: skip number -> bytes.
-        returning: numbers of the skips that arrive for which gradients go back.
+        departing: copy of a skip -> bytes.
+        returning: copies that arrive for which gradients go back.
     """
 
     task: TaskWork
-    departing: dict[int, int]
-    returning: set[int]
+    departing: dict[SkipCopy, int]
+    returning: set[SkipCopy]
 
 
 def compose(
@@ -51,8 +51,10 @@ def compose(
     return PartitionWork(task, partition.skip_bytes, returning)
 
 
-def _task(partition: LayerPasses, costs: Costs, split: SplitLayers | None, *, first: bool) -> tuple[TaskWork, set[int]]:
-    """The work of a partition, and the skips that arrive and need gradients."""
+def _task(
+    partition: LayerPasses, costs: Costs, split: SplitLayers | None, *, first: bool
+) -> tuple[TaskWork, set[SkipCopy]]:
+    """The work of a partition, and the copies of skips that arrive and need gradients."""
     layers, arriving = partition.layers, partition.arriving
     plain, blocks = Blocks(costs), Blocks(costs)
     plain_values, plain_skips, _ = partition.forward(plain, graph=False)
@@ -62,7 +64,7 @@ def _task(partition: LayerPasses, costs: Costs, split: SplitLayers | None, *, fi
     graph_memory, made = blocks.take(), blocks.count
     gradients, skip_gradients = partition.backward(blocks, graphs)
     copying = _clones((*partition.bytes, *arriving.values()) if partition.copies else (), costs)
-    cloning = _clones(partition.cloned if partition.apart else (), costs)
+    cloning = in_turn([costs.sums(partition.added), _clones(partition.cloned if partition.apart else (), costs)])
     task = TaskWork(
         forward=costs.total_of(layers, "plain", copying),
         recompute=costs.total_of(layers, "forward", copying),
@@ -73,14 +75,14 @@ def _task(partition: LayerPasses, costs: Costs, split: SplitLayers | None, *, fi
         output_bytes=tuple(port.bytes for port in values),
         input_bytes=partition.bytes,
         leaving=() if renamed is None else _some(leaving),
-        returning=() if first else _some([*gradients, *(skip_gradients.get(number, NO_BLOCK) for number in arriving)]),
+        returning=() if first else _some([*gradients, *(skip_gradients.get(copy, NO_BLOCK) for copy in arriving)]),
         nodes=sum(layer.nodes for layer in layers),
         learns=_learns(layers, partition.facts),
         returns=() if first or all(partition.needs) else partition.needs,
     )
     if split is not None:
         task = replace(task, split=split_work(partition, task, costs, split))
-    return task, partition.skip_needs & arriving.keys()
+    return task, {copy for copy in arriving if copy[0] in partition.skip_needs}
 
 
 def _clones(sizes: Iterable[int], costs: Costs) -> Kernels:

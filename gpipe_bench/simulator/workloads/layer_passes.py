@@ -6,11 +6,15 @@ graphs of the layers that kept it), which is free when the last one lets go.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerFacts, LayerTrace, Port, Step
 from gpipe_bench.simulator.workloads.blocks import Blocks
 from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
+
+SkipCopy = tuple[int, int]
+"""A copy of a skip that goes to other partitions: the number of the skip, and which of its readers has the copy."""
 
 
 class LayerPasses:
@@ -20,18 +24,19 @@ class LayerPasses:
         layers: trace of each layer.
         facts: of each layer.
         input_bytes: of the tensors that enter, skips aside.
-        arriving: numbers of the skips that come from other partitions, and their bytes.
-        departing: numbers of the skips that go to others.
+        arriving: copies of skips that come from other partitions, and their bytes.
+        departing: copies of skips that go to others.
         apart: whether inputs are leaves, as in a checkpoint: gradients that are shared or laid out otherwise are copied
             (``AccumulateGrad``).
         copies: whether the layers get copies of their inputs, because they write to them.
 
     Attributes:
-        skip_bytes: of the skips that go.
+        skip_bytes: of the copies of skips that go.
         needs: for each input but skips, whether it needs a gradient.
         skip_needs: numbers of the skips that arrive and need one.
         writes: whether layers write to what enters.
         cloned: bytes of the gradients that leaves copy, or would if inputs were leaves.
+        added: bytes of the gradients of skips that are added up, of those that are read several times.
     """
 
     def __init__(
@@ -40,22 +45,28 @@ class LayerPasses:
         facts: Sequence[LayerFacts],
         *,
         input_bytes: Sequence[int],
-        arriving: Mapping[int, int],
-        departing: Sequence[int],
+        arriving: Mapping[SkipCopy, int],
+        departing: Sequence[SkipCopy],
         apart: bool = False,
         copies: bool = False,
     ) -> None:
         self.layers, self.facts, self.departing = layers, facts, list(departing)
         self.apart, self.copies = apart, copies
         self.bytes, self.arriving = tuple(input_bytes), arriving
-        self.skip_bytes: dict[int, int] = {}
+        self.skip_bytes: dict[SkipCopy, int] = {}
         self.writes = False
         self.cloned: list[int] = []
+        self.added: list[int] = []
         self.needs = self.layers[0].needs[: len(self.bytes)]
         self.skip_needs: set[int] = set()
+        # How often each skip is read here or goes on, how many copies of it come, and its bytes.
+        self._uses = Counter(number for layer in facts for number in layer.reads)
+        self._uses.update(number for number, _ in departing)
+        self._came = Counter(number for number, _ in arriving)
+        self._sizes = {number: nbytes for (number, _), nbytes in arriving.items()}
 
     def forward(self, blocks: Blocks, *, graph: bool) -> tuple[list[Port], list[int], list[dict[int, int]]]:
-        """Run the layers; gives outputs, block of each departing skip, and the names that the graph keeps."""
+        """Run the layers; gives outputs, block of each copy that departs, and the names that the graph keeps."""
         sizes = (*self.bytes, *self.arriving.values())
         copies = self.copies
         entered = [blocks.alloc(nbytes) if copies else input_name(place) for place, nbytes in enumerate(sizes)]
@@ -64,18 +75,24 @@ class LayerPasses:
         for block in entered if copies else (*entered, *entered):
             blocks.hold(block)
         ports = [Port(block, nbytes) for block, nbytes in zip(entered, sizes, strict=True)]
-        values, skips = ports[: len(self.bytes)], dict(zip(self.arriving, ports[len(self.bytes) :], strict=True))
+        values, skips = ports[: len(self.bytes)], defaultdict[int, deque[Port]](deque)
+        for (number, _), port in zip(self.arriving, ports[len(self.bytes) :], strict=True):
+            skips[number] += _held(blocks, port, self._uses[number] // self._came[number])
         graphs: list[dict[int, int]] = []
         for layer, facts in zip(self.layers, self.facts, strict=True):
-            incoming = [*values, *(skips.pop(facts.pops[index]) for index in layer.popped)]
+            incoming = [*values, *(skips[facts.reads[index]].popleft() for index in layer.read)]
             self.writes |= any(incoming[place].block in entered for place in layer.writes)
             leaving, kept = _forward(blocks, layer, [port.block for port in incoming], graph=graph)
             graphs.append(kept)
             split = len(leaving) - len(layer.stashed)
             values = leaving[:split]
-            skips |= {facts.stashes[index]: port for index, port in zip(layer.stashed, leaving[split:], strict=True)}
-        self.skip_bytes = {number: skips[number].bytes for number in self.departing if number in skips}
-        departed = [skips[number].block for number in self.skip_bytes]
+            for index, port in zip(layer.stashed, leaving[split:], strict=True):
+                number = facts.stashes[index]
+                self._sizes[number] = port.bytes
+                skips[number] = _held(blocks, port, self._uses[number])
+        left = [(copy, skips[copy[0]].popleft()) for copy in self.departing if skips[copy[0]]]
+        self.skip_bytes = {copy: port.bytes for copy, port in left}
+        departed = [port.block for _, port in left]
         if copies:
             for block in entered:
                 blocks.drop(block)
@@ -84,52 +101,84 @@ class LayerPasses:
         blocks.leave([*(port.block for port in values), *departed])
         return values, departed, graphs
 
-    def backward(self, blocks: Blocks, graphs: list[dict[int, int]]) -> tuple[list[int], dict[int, int]]:
-        """Run the layers' backward passes; gives blocks of the gradients of inputs and of skips that arrived."""
+    def backward(self, blocks: Blocks, graphs: list[dict[int, int]]) -> tuple[list[int], dict[SkipCopy, int]]:
+        """Run the layers' backward passes; gives blocks of the gradients of inputs and of copies that arrived."""
 
         def run(at: int, gradients: list[int]) -> list[int]:
             layer, facts = self.layers[at], self.facts[at]
             arrived = _backward(blocks, layer, dict(graphs[at]), gradients)
-            split = layer.inputs - len(layer.popped)
-            sizes = self.bytes if not at else [0] * split
-            sizes = [*sizes, *(self.arriving.get(facts.pops[index], 0) for index in layer.popped)]
+            split = layer.inputs - len(layer.read)
+            # What is added up is nobody else's.
+            alone = {number for number, uses in self._uses.items() if uses == self._came[number]}
+            numbers = [facts.reads[index] for index in layer.read]
+            sizes = [*(self.bytes if not at else [0] * split)]
+            sizes += [self._sizes[number] if number in alone else 0 for number in numbers]
             self._own(blocks, layer, arrived, sizes)
-            popped = zip(layer.popped, layer.needs[split:], strict=True)
-            self.skip_needs |= {facts.pops[index] for index, needs in popped if needs}
+            self.skip_needs |= {number for number, needs in zip(numbers, layer.needs[split:], strict=True) if needs}
             return arrived
 
         values, skips = self.gradients()
         for block in (*values, *skips.values()):
             blocks.hold(block)
-        return self.back(values, skips, run)
+        return self.back(blocks, values, skips, run)
 
-    def gradients(self) -> tuple[list[int], dict[int, int]]:
-        """Names of the gradients of the outputs: values, and skips by number."""
+    def gradients(self) -> tuple[list[int], dict[SkipCopy, int]]:
+        """Names of the gradients of the outputs: values, and copies of skips."""
         last = self.layers[-1]
         outputs = len(last.outputs) - len(last.stashed)
-        skips = {number: gradient_name(outputs + place) for place, number in enumerate(self.skip_bytes)}
+        skips = {copy: gradient_name(outputs + place) for place, copy in enumerate(self.skip_bytes)}
         return [gradient_name(place) for place in range(outputs)], skips
 
     def back(
-        self, values: list[int], skips: dict[int, int], run: Callable[[int, list[int]], list[int]]
-    ) -> tuple[list[int], dict[int, int]]:
-        """Go from the last layer to the first, with blocks of gradients.
+        self,
+        blocks: Blocks,
+        values: list[int],
+        skips: dict[SkipCopy, int],
+        run: Callable[[int, list[int]], list[int]],
+    ) -> tuple[list[int], dict[SkipCopy, int]]:
+        """Go from the last layer to the first, with blocks of gradients; those of a skip are added up, last ones first.
 
         Args:
+            blocks: of the pass.
             values: of each output.
-            skips: of each skip that leaves, by number.
+            skips: of each copy that leaves.
             run: (layer, gradients of its outputs) -> gradients of its inputs.
 
         Returns:
-            Those of each input, and of each skip that arrived.
+            Those of each input, and of each copy that arrived.
         """
+        self.added = []
+        sums: dict[int, int] = {}
+        own: dict[SkipCopy, int] = {}
+        waiting = [*self.arriving]
+        for number, reader in reversed(skips):
+            self._add(blocks, sums, number, skips[number, reader])
         for at, (layer, facts) in reversed(list(enumerate(zip(self.layers, self.facts, strict=True)))):
             stashed = [facts.stashes[index] for index in layer.stashed]
-            arrived = run(at, [*values, *(skips.pop(number, NO_BLOCK) for number in stashed)])
-            split = layer.inputs - len(layer.popped)
+            arrived = run(at, [*values, *(sums.pop(number, NO_BLOCK) for number in stashed)])
+            split = layer.inputs - len(layer.read)
             values = arrived[:split]
-            skips |= {facts.pops[index]: item for index, item in zip(layer.popped, arrived[split:], strict=True)}
-        return values, skips
+            for index, gradient in zip(layer.read, arrived[split:], strict=True):
+                number = facts.reads[index]
+                if self._came[number] > 1:
+                    copy = next(one for one in reversed(waiting) if one[0] == number)
+                    waiting.remove(copy)
+                    own[copy] = gradient
+                else:
+                    self._add(blocks, sums, number, gradient)
+        return values, {copy: sums[copy[0]] for copy in self.arriving if copy[0] in sums} | own
+
+    def _add(self, blocks: Blocks, sums: dict[int, int], number: int, gradient: int) -> None:
+        """Add a gradient of a skip to those that have come before."""
+        first = sums.get(number, NO_BLOCK)
+        if NO_BLOCK in (first, gradient):
+            sums[number] = gradient if first == NO_BLOCK else first
+            return
+        self.added.append(self._sizes[number])
+        if not blocks.sums_onto(first):
+            sums[number] = blocks.alloc(self._sizes[number])
+            blocks.drop(first)
+        blocks.drop(gradient)
 
     def _own(self, blocks: Blocks, layer: LayerTrace, arrived: list[int], sizes: Sequence[int]) -> None:
         """Give each input of the task its gradient for itself, as a leaf takes it; ``sizes``: 0 for other inputs."""
@@ -140,6 +189,15 @@ class LayerPasses:
                 if self.apart:
                     arrived[place] = blocks.alloc(nbytes)
                     blocks.drop(block)
+
+
+def _held(blocks: Blocks, port: Port, uses: int) -> deque[Port]:
+    """A skip for each of its uses; it is held once already."""
+    for _ in range(uses - 1):
+        blocks.hold(port.block)
+    if not uses:
+        blocks.drop(port.block)
+    return deque([port] * uses)
 
 
 def _forward(

@@ -106,7 +106,7 @@ def _traces(before: MeasuredLayer | None, layer: MeasuredLayer) -> tuple[LayerTr
 
     def trace(kept: tuple[int, ...]) -> LayerTrace:
         return LayerTrace(
-            inputs=1, outputs=ports, plain_outputs=ports, stashed=(), popped=(),
+            inputs=1, outputs=ports, plain_outputs=ports, stashed=(), read=(),
             forward=(forward, makes, *((Alloc(_REST, rest),) if rest else ())), plain=(forward, makes), kept=kept,
             backward=(*gradient, Kernel.measured(_ns(layer.backward_ms)), *_weights(layer)),
             output_gradients=(_OUTPUT_GRADIENT,),

@@ -66,8 +66,8 @@ def _composed(partition: LayerPasses, traces: Sequence[SplitTrace], costs: Costs
     values, skips = partition.gradients()
     for block in (*values, *skips.values()):
         blocks.hold(block)
-    values, skips = partition.back(values, skips, run)
-    returning = (*values, *(skips.get(number, NO_BLOCK) for number in partition.arriving))
+    values, skips = partition.back(blocks, values, skips, run)
+    returning = (*values, *(skips.get(copy, NO_BLOCK) for copy in partition.arriving))
     blocks.leave(returning)
     backwards = range(len(traces) - 1, -1, -1)
     for at in backwards:
@@ -79,7 +79,7 @@ def _composed(partition: LayerPasses, traces: Sequence[SplitTrace], costs: Costs
         for name in names[at].values():
             blocks.drop(name)
     return SplitWork(
-        costs.total_of(traces[::-1], "inputs"),
+        costs.total_of(traces[::-1], "inputs", costs.sums(partition.added)),
         costs.total_of(traces[::-1], "weights"),
         inputs_memory,
         blocks.take(),

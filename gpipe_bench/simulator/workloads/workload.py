@@ -5,10 +5,12 @@ Order comes from the forward program and the autograd model, the time of copies 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Final, Literal, NamedTuple
+
+from gpipe_bench.schedules.messages import holder
 
 HOST: Final = -1
 """Host memory, as source or target of a copy."""
@@ -112,7 +114,7 @@ class TaskWork:
         backward_memory: the backward pass.
         output_bytes: tensors that leave for the next partition, without skips.
         input_bytes: tensors that come from the one before, without skips.
-        leaving: blocks of the outputs, then of the skips that depart, in the order of :attr:`Workload.skips`; for both
+        leaving: blocks of the outputs, then of the skips that are taken from it, as :attr:`Workload.skips`; for both
             forward passes. An input that is passed on keeps its name. -1: the simulation allocates the tensor when the
             pass has ended. Empty: all are -1.
         returning: blocks of the gradients of the inputs, then of the skips that arrive, of ``backward_memory``, or the
@@ -154,12 +156,15 @@ class TaskWork:
 class SkipWork:
     """A skip tensor between two partitions.
 
+    Where several partitions read a skip, there is one from each to the next, all with the same key.
+
     Attributes:
-        key: its name, unique in the workload.
-        source: partition that stashes it.
-        target: partition that pops it.
+        key: its name.
+        source: partition that had it before, to which its gradient goes.
+        target: partition that reads it.
         bytes: by micro-batch size.
         returns: whether a gradient goes back for it.
+        holder: partition on the device of the target from which that takes it; None: the source.
     """
 
     key: str
@@ -167,6 +172,12 @@ class SkipWork:
     target: int
     bytes: Mapping[int, int]
     returns: bool = True
+    holder: int | None = None
+
+    @property
+    def giver(self) -> int:
+        """The partition from which the target takes it."""
+        return self.source if self.holder is None else self.holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +243,23 @@ class Workload:
         """The work of micro-batch i on partition j."""
         return self.partitions[j][self.microbatch_sizes[i]]
 
+    def placed(self, homes: Sequence[Hashable]) -> Workload:
+        """The same where each device receives a skip once; ``homes``: where each partition is."""
+        chains: dict[str, list[int]] = {}
+        skips = []
+        for skip in self.skips:
+            chain = chains.setdefault(skip.key, [skip.source])
+            chain.append(skip.target)
+            giver = skip.source if skip.source == skip.target else holder(chain, skip.target, homes)
+            skips.append(skip if giver == skip.source else replace(skip, holder=giver))
+        if all(skip.holder is None for skip in skips):
+            return self
+        works = [
+            {size: replace(work, leaving=_given(work, skips, j)) for size, work in works.items()}
+            for j, works in enumerate(self.partitions)
+        ]
+        return replace(self, skips=tuple(skips), partitions=tuple(works))
+
     def needing_gradients(self, j: int, size: int) -> int:
         """How many of the tensors that leave a task need a gradient: outputs, and skips that depart."""
         skips = sum(skip.returns for skip in self.skips if skip.source == j != skip.target)
@@ -256,6 +284,16 @@ class Workload:
             microbatch_sizes=keys,
             skips=tuple(replace(skip, bytes={key: skip.bytes[abs(key)] for key in occurring}) for skip in self.skips),
         )
+
+
+def _given(work: TaskWork, skips: Sequence[SkipWork], j: int) -> tuple[int, ...]:
+    """What leaves partition j, where each skip is given as often as it is taken from there."""
+    if not work.leaving:
+        return ()
+    outputs = work.leaving[: len(work.output_bytes)]
+    own = (skip.key for skip in skips if skip.source == j != skip.target)
+    blocks = dict(zip(own, work.leaving[len(outputs) :], strict=True))
+    return (*outputs, *(blocks[skip.key] for skip in skips if skip.giver == j != skip.target))
 
 
 def _variant(work: TaskWork, key: int) -> TaskWork:

@@ -20,6 +20,7 @@ from gpipe_bench.emulator import emulate, prepare
 from gpipe_bench.machine.trace import KINDS
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
 from gpipe_bench.simulator import simulate
+from gpipe_bench.skip import peek, skippable, stash
 from tests.cover import cover
 
 PROFILE = "p40"
@@ -61,6 +62,31 @@ def layers(count):
     return nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(count)))
 
 
+@skippable(stash=["image"])
+class Encode(nn.Linear):
+    def forward(self, x):
+        x = super().forward(x)
+        yield stash("image", x[:, :1024] * 2)
+        return x
+
+
+@skippable(peek=["image"])
+class Read(nn.Linear):
+    def forward(self, x):
+        image = yield peek("image")
+        return super().forward(x) + torch.cat([image] * 4, 1)
+
+
+def reading_layers():
+    """Six partitions of a layer or two, of which four read what the first one stashes, and one has two readers."""
+    return nn.Sequential(
+        Encode(4096, 4096),
+        *(Read(4096, 4096) for _ in range(3)),
+        nn.Linear(4096, 4096),
+        *(Read(4096, 4096) for _ in range(2)),
+    )
+
+
 # Without copy streams two host threads issue to one stream, and what comes first is a matter of the host's time.
 ASIDE = [one for one in Components.factorial() if one.copy_streams]
 CASES = [
@@ -81,6 +107,31 @@ def test_they_differ_in_durations_alone(schedule, components, checkpoint):
     simulated, emulated = (outline(call(layers(partitions), **settings)) for call in (simulate, emulate))
     assert simulated == emulated
     assert {kind for kind, *_ in simulated[0]} >= {"forward", "copy", "copy_grad"}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("schedule", "devices"),
+    [(None, 6), (None, 3), ("gpipe", 6), ("1f1b", 6), ("zb_h1", 6), ("interleaved", 3), ("v_half", 3)],
+)
+@pytest.mark.parametrize("checkpoint", CHECKPOINT_MODES)
+def test_they_do_where_layers_read_a_skip_many_times(checkpoint, schedule, devices, shared):
+    prepare(PROFILE)
+    for portals in (True, False):
+        settings = {
+            "balance": [1, 1, 2, 1, 1, 1], "batch_size": 32 * M, "chunks": M, "checkpoint": checkpoint,
+            "components": Components(portals=portals, shared=shared), "schedule": schedule, "profile": PROFILE,
+            "sample": torch.zeros(1, 4096), "keep_trace": True,
+        }  # fmt: skip
+        if schedule is None:
+            settings["devices"] = [j % devices for j in range(6)] if shared else range(6)
+        simulated, emulated = (outline(call(reading_layers(), **settings)) for call in (simulate, emulate))
+        for of_each, _ in (simulated, emulated):
+            # The simulator's bytes of a forward pass are those of values, without skips.
+            for name, (task, behind) in of_each.items():
+                of_each[name] = task[: 5 if name[0] in {"forward", "recompute"} else 6], behind
+        assert simulated == emulated, portals
+        assert not portals or {kind for kind, *_ in simulated[0]} >= {"portal", "portal_grad"}
 
 
 def test_tasks_of_an_emulated_trace_have_times():
