@@ -13,7 +13,7 @@ from gpipe_bench.cli.options import VALUES, complete
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.results.explain import alternatives, by_arithmetic, shifts, split
 from gpipe_bench.results.tables import lines_text
-from gpipe_bench.results.traced import Step, read_step
+from gpipe_bench.results.traced import TracedStep, read_step
 from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule
 from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.util.console import Column, Grid, output
@@ -99,7 +99,7 @@ def explain(
         )
 
 
-def _compare(step: Step, against: Sequence[str], tolerance: float, out: Path | None) -> None:
+def _compare(step: TracedStep, against: Sequence[str], tolerance: float, out: Path | None) -> None:
     """Print by how much the step differs from another one, and at which action the two part."""
     found = shifts(step, _other(step, against))
     ends = max(one.actual_us[1] for one in found), max(one.expected_us[1] for one in found)
@@ -130,7 +130,7 @@ def _compare(step: Step, against: Sequence[str], tolerance: float, out: Path | N
         typer.echo(f"wrote {out}")
 
 
-def _other(step: Step, against: Sequence[str]) -> Step | Schedule:
+def _other(step: TracedStep, against: Sequence[str]) -> TracedStep | Schedule:
     """What a step is compared with: one or more files of a trace, or a schedule."""
     (name, *more) = against
     if more or not (name in SCHEDULES or is_schedule_file(name)):
@@ -139,12 +139,12 @@ def _other(step: Step, against: Sequence[str]) -> Step | Schedule:
     return named_schedule(name, m, n, len(step.devices))
 
 
-def _title(step: Step) -> str:
+def _title(step: TracedStep) -> str:
     period, span = _ms(step.length_us if step.period_us is None else step.period_us), _ms(step.length_us)
     return f"step of {period}" if period == span else f"step of {period}, {span} from its first action to its last"
 
 
-def _ways(step: Step) -> Grid:
+def _ways(step: TracedStep) -> Grid:
     """A line per schedule: its step over the traced one, by mode, for as many micro-batches, half and twice."""
     found = {(way.schedule, way.microbatches, way.checkpoint): way for way in alternatives(step)}
     counts = sorted({m for _, m, _ in found})

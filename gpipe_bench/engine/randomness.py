@@ -105,6 +105,7 @@ class BatchRandomness:
         self._generators: dict[int, list[torch.Generator]] = {}
         self._start = _default_state() if concurrent else b""
         self.digest = hashlib.blake2b(self._start, digest_size=16).digest() if concurrent else b""
+        # The stack tells a pipeline in a layer, which is recomputed with it, from one that a loss or a hook calls.
         self.nested = concurrent and any(frame.f_code is TASK for frame, _ in walk_stack(None))
         self._moved = False
 

@@ -90,7 +90,8 @@ def raised(result: Result) -> Any:
 def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
     """Run ``job`` in a fresh thread and wait for it.
 
-    ``stop`` is called if this thread is interrupted; the job must end soon after. Then the interrupt comes back.
+    ``stop`` is called if this thread is interrupted; the job must end soon after. Then the interrupt comes back, and
+    nothing keeps the batch: a notebook holds the exception, and memory that its frames lead to is lost (pytorch#37726).
     """
     jobs = [job]
     del job
@@ -109,7 +110,7 @@ def in_fresh_thread(job: Callable[[], T], stop: Callable[[], None]) -> T:
         stop()
         if thread.is_alive():
             thread.join()
-        # Python keeps the object of a thread whose start was interrupted, and may start it yet.
+        # Python keeps the object of a thread whose start did not end, and may start it yet (cpython#140746).
         jobs.clear()
         # An exception in there has a traceback, whose frames hold the outbox.
         while not outbox.empty():

@@ -37,7 +37,7 @@ _FACTORS: Final = tuple(1 - k / 20 for k in range(11))
 
 
 @dataclass(slots=True)
-class Setting:
+class IdlePanel:
     """Cells that differ in their schedule and evidence alone.
 
     Attributes:
@@ -89,7 +89,7 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     ]
 
 
-def settings_of(rows: Sequence[Row]) -> list[Setting]:
+def settings_of(rows: Sequence[Row]) -> list[IdlePanel]:
     """The settings of some rows: of emulated cells, then of measured ones; of simulated ones if there are no others."""
     # The formula is of one step between idle devices, as measured steps are; older tables do not have others like it.
     if not _overlap(rows):
@@ -109,7 +109,7 @@ def settings_of(rows: Sequence[Row]) -> list[Setting]:
         idle[_ARITHMETIC] = {name: timing(_schedule(row)).bubble for name, row in heads.items()}
         machine = profile if "simulated" in kinds or "emulated" in kinds else "here"
         where = ", ".join(filter(None, (model, machine, words)))
-        panels.append(Setting(f"{where}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
+        panels.append(IdlePanel(f"{where}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
     return panels
 
 
@@ -140,7 +140,7 @@ def _idle(row: Row) -> float:
     return sum(filter(None, (row.bubble_fraction, row.imbalance_fraction, row.copy_fraction)))
 
 
-def _draw_idle(axes: Axes, panel: Setting) -> None:
+def _draw_idle(axes: Axes, panel: IdlePanel) -> None:
     names = [name for name in SCHEDULES if name in panel.idle[_ARITHMETIC]]
     for kind, look in _LOOK.items():
         own = panel.idle.get(kind, {})

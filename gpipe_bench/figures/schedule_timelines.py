@@ -28,7 +28,7 @@ _LANE_IN: Final = 0.095
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduleStep:
     """One step of a schedule, and where its partitions are."""
 
     cell: ScheduleCell
@@ -53,7 +53,7 @@ class Step:
         return named_schedule(self.cell.row.schedule, m, n, self.cell.devices)
 
 
-def _read(rows_csv: FilePath, selection: Selection) -> list[Step]:
+def _read(rows_csv: FilePath, selection: Selection) -> list[ScheduleStep]:
     """The steps of a table of rows with a table of events beside it, in the order of the schedules."""
     events: dict[str, list[TimelineEvent]] = {}
     for record in read_events(rows_csv.with_name(f"{rows_csv.stem}_events.csv")):
@@ -62,10 +62,10 @@ def _read(rows_csv: FilePath, selection: Selection) -> list[Step]:
     cells = {cell.row.schedule: cell for cell in read_cells(rows_csv, selection.evidence) if cell.row.cell in events}
     if not cells:
         raise ConfigError([f"events must be those of rows that ended well, got none of {rows_csv}; run them first"])
-    return [Step(cells[name], events[cells[name].row.cell]) for name in SCHEDULES if name in cells]
+    return [ScheduleStep(cells[name], events[cells[name].row.cell]) for name in SCHEDULES if name in cells]
 
 
-def _panels(steps: Sequence[Step], width_in: float) -> Rows:
+def _panels(steps: Sequence[ScheduleStep], width_in: float) -> Rows:
     row = steps[0].cell.row
     sizes = f"{row.microbatches} micro-batches on {steps[0].cell.devices} devices ({row.profile})"
     title = f"{row.model}: one training step of each schedule, {sizes}"
@@ -86,7 +86,7 @@ def _panels(steps: Sequence[Step], width_in: float) -> Rows:
     ]
 
 
-def _draw(axes: Axes, step: Step, longest_ms: float, *, last: bool) -> None:
+def _draw(axes: Axes, step: ScheduleStep, longest_ms: float, *, last: bool) -> None:
     axes.set_title(step.words, fontsize="medium", loc="left", pad=2)
     axes.set(xlim=(0, longest_ms), ylim=(step.cell.devices, 0), yticks=[])
     axes.spines["left"].set_visible(False)
@@ -96,7 +96,7 @@ def _draw(axes: Axes, step: Step, longest_ms: float, *, last: bool) -> None:
     _draw_boxes(axes, step)
 
 
-def _draw_boxes(axes: Axes, step: Step) -> None:
+def _draw_boxes(axes: Axes, step: ScheduleStep) -> None:
     start = min(event.start_us for event in step.events) / 1000
     end = max(event.end_us for event in step.events) / 1000
     placement = step.placement

@@ -65,7 +65,7 @@ _ADDED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DrawnStep:
     """One step: its events, and the time at which it starts, in microseconds."""
 
     events: Sequence[TimelineEvent]
@@ -73,7 +73,7 @@ class Step:
     span_us: float
 
     @classmethod
-    def of(cls, events: Sequence[TimelineEvent]) -> Step:
+    def of(cls, events: Sequence[TimelineEvent]) -> DrawnStep:
         """The step of some events."""
         # A host that runs ahead issues before the step begins, at the zero of the record.
         issued_us = max(min(event.issue_us for event in events), 0.0)
@@ -109,7 +109,7 @@ def _read(path: FilePath, selection: Selection) -> dict[str, Run]:
 
 def _panels(runs: dict[str, Run], width_in: float) -> Rows:
     head = next(iter(runs.values())).row
-    steps = {variant: Step.of(run.events) for variant, run in runs.items() if run.events}
+    steps = {variant: DrawnStep.of(run.events) for variant, run in runs.items() if run.events}
     axis_us = max((step.span_us for step in steps.values()), default=0.0)
     base = runs.get(PUBLISHED[0])
     rows: Rows = [heading(f"{head.model}: one training step", [head.evidence], setting_words(head), width_in)]
@@ -130,7 +130,7 @@ def _panels(runs: dict[str, Run], width_in: float) -> Rows:
     return rows
 
 
-def _summary(run: Run, step: Step | None, base: Run | None) -> str:
+def _summary(run: Run, step: DrawnStep | None, base: Run | None) -> str:
     """Speed, gain over the baseline, memory, idle share and ideal bubble; why there is nothing where a run failed."""
     row = run.row
     if step is None:
@@ -148,7 +148,7 @@ def _summary(run: Run, step: Step | None, base: Run | None) -> str:
     return ", ".join(parts)
 
 
-def _draw(axes: Axes, step: Step, axis_us: float, width_in: float, *, last: bool) -> None:
+def _draw(axes: Axes, step: DrawnStep, axis_us: float, width_in: float, *, last: bool) -> None:
     lanes, places, top = lane_keys(step.events), {}, 0.0
     for lane, (partition, stream) in enumerate(lanes):
         top += _GAP_IN if lane and partition != lanes[lane - 1][0] else 0.0
@@ -197,7 +197,7 @@ def _number(axes: Axes, place: tuple[float, float], text: str, kind: str) -> Non
     axes.text(*place, text, ha="center", va="center_baseline", clip_on=True, color=ink, bbox=ground)
 
 
-def _label(axes: Axes, step: Step, tops: dict[int, float]) -> None:
+def _label(axes: Axes, step: DrawnStep, tops: dict[int, float]) -> None:
     """Number and idle share of the partitions, as many as there is room for."""
     idle, place = step.idle(), axes.get_yaxis_transform()
     every = -(-len(tops) // 16)

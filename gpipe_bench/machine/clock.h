@@ -66,8 +66,8 @@ struct Clock {
 
 /* --- host.c ------------------------------------------------------------------------------------------------------- */
 
-Time host_takes(Clock *clock, int64_t launches);
-bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns);
+Time launches_ns(Clock *clock, int64_t launches);
+bool thread_busy(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns);
 void thread_resume(Clock *clock, uint32_t thread);
 bool thread_pause(Clock *clock, uint32_t thread, Time until);
 void clock_loop(Clock *clock);

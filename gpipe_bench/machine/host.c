@@ -30,7 +30,7 @@ static bool await_room(Clock *clock, Thread *own, uint32_t thread) {
 
 /* The host's time for launches that a thread makes now. With an interpreter lock, it comes after those of all threads
    that have begun before, and it takes another time than alone. */
-Time host_takes(Clock *clock, int64_t launches) {
+Time launches_ns(Clock *clock, int64_t launches) {
     const Costs *costs = &clock->costs;
     Time own = costs->launch_ns * launches;
     if (!costs->lock_permille || !launches)
@@ -46,7 +46,7 @@ Time host_takes(Clock *clock, int64_t launches) {
 }
 
 /* The host's time for what it issued: its calls, and a wait where the launch queue is full. */
-bool host_spends(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns) {
+bool thread_busy(Clock *clock, uint32_t thread, uint32_t stream, Time host_ns) {
     Thread *own = &clock->threads[thread];
     own->done = clock->now + host_ns;
     /* Even if it is none, other threads may come in between. */

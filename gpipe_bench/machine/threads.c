@@ -154,7 +154,7 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
     } else if (!own->joins) {
         /* Several rows that are issued at once take the interpreter's lock once. */
         int64_t later = row->joined ? row->joined - 1 : 0;
-        host_ns = host_takes(&replay->clock, row->launches + later) - launch_ns * later;
+        host_ns = launches_ns(&replay->clock, row->launches + later) - launch_ns * later;
     }
     Order order = {known > 0 ? known : 0, host_ns, (uint32_t)row->launches, {device}, 1, NULL, number};
     if (row->adding_launches && !replay->has_gradients[row->gradients]) {
@@ -184,7 +184,7 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
     if (own->joins)
         return false;
     /* Even where a task has no launches, other threads may come in between. */
-    return (row->launches || row->kind == ROW_update || row->task) && host_spends(&replay->clock, thread, streams[0], host_ns);
+    return (row->launches || row->kind == ROW_update || row->task) && thread_busy(&replay->clock, thread, streams[0], host_ns);
 }
 
 /* The thread pauses until what its own stream waits for has run; false: nothing has to. */
@@ -302,7 +302,7 @@ static bool run_row(Replay *replay, uint32_t thread, uint32_t number)
         return false;
     }
     if (row->kind == ROW_node && row->launches)
-        return thread_pause(&replay->clock, thread, replay->clock.now + host_takes(&replay->clock, row->launches));
+        return thread_pause(&replay->clock, thread, replay->clock.now + launches_ns(&replay->clock, row->launches));
     /* Memory of the host costs nothing. */
     if (row->device < 0)
         return false;

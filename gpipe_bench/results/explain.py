@@ -9,7 +9,7 @@ from statistics import mean
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.results.breakdown import Breakdown, Interval, split_device_time
 from gpipe_bench.results.timeline import COPY_KINDS
-from gpipe_bench.results.traced import Step, action_of
+from gpipe_bench.results.traced import TracedStep, action_of
 from gpipe_bench.schedules import (
     SCHEDULES,
     Action,
@@ -72,7 +72,7 @@ class Shift:
         return max(abs(self.late_us), abs(self.actual_us[1] - self.expected_us[1]))
 
 
-def split(step: Step) -> list[tuple[Breakdown, float]]:
+def split(step: TracedStep) -> list[tuple[Breakdown, float]]:
     """Of each device the shares of its time, and that of its idle time in which the host had not issued what could run.
 
     The latter is part of imbalance and bubble, and 0 where a trace does not say when the host issued an action.
@@ -84,7 +84,7 @@ def split(step: Step) -> list[tuple[Breakdown, float]]:
     return list(zip(shares, (_host_time(step, name) / step.length_us for name in step.devices), strict=True))
 
 
-def alternatives(step: Step) -> list[Alternative]:
+def alternatives(step: TracedStep) -> list[Alternative]:
     """Every named schedule on as many devices, in every checkpoint mode, with as many micro-batches, half and twice.
 
     Durations are means of the traced ones. Where a schedule needs another number of partitions, the model is cut anew
@@ -111,7 +111,7 @@ def alternatives(step: Step) -> list[Alternative]:
     return sorted(found, key=lambda one: one.length_us)
 
 
-def by_arithmetic(step: Step) -> float:
+def by_arithmetic(step: TracedStep) -> float:
     """What the traced order takes with its mean durations and nothing else, in microseconds.
 
     Raises:
@@ -121,7 +121,7 @@ def by_arithmetic(step: Step) -> float:
     return timing(step.schedule, _durations(step), mean(copies or [0.0]), step.overlap).makespan
 
 
-def shifts(step: Step, other: Step | Schedule) -> list[Shift]:
+def shifts(step: TracedStep, other: TracedStep | Schedule) -> list[Shift]:
     """The actions that a step shares with another one, in the order in which the other one starts them.
 
     Args:
@@ -141,13 +141,13 @@ def shifts(step: Step, other: Step | Schedule) -> list[Shift]:
     return sorted(found, key=lambda one: (one.expected_us, one.device, one.action))
 
 
-def _action_times(step: Step) -> dict[Action, Interval]:
+def _action_times(step: TracedStep) -> dict[Action, Interval]:
     events = [*step.computations]
     zero = min(event.start_us for event in events)
     return {action_of(event): (event.start_us - zero, event.end_us - zero) for event in events}
 
 
-def _times_of(step: Step, schedule: Schedule) -> dict[Action, Interval]:
+def _times_of(step: TracedStep, schedule: Schedule) -> dict[Action, Interval]:
     durations = _durations(step)
     if schedule.partitions != len(durations):
         got = f"{schedule.partitions} for a step of {len(durations)}"
@@ -158,7 +158,7 @@ def _times_of(step: Step, schedule: Schedule) -> dict[Action, Interval]:
     return {action: (times.start[action], times.end[action]) for action in ran}
 
 
-def _host_time(step: Step, device: str) -> float:
+def _host_time(step: TracedStep, device: str) -> float:
     ends = {action_of(event): event.end_us for event in step.computations}
     n = 1 + max(event.partition for event in step.events)
     free, lost = step.start_us, 0.0
@@ -171,7 +171,7 @@ def _host_time(step: Step, device: str) -> float:
     return lost
 
 
-def _durations(step: Step) -> list[Durations]:
+def _durations(step: TracedStep) -> list[Durations]:
     """The mean durations of each partition.
 
     Of a pair only the sum is known, so passes that ran alone count, or else all. A backward pass that is not split is

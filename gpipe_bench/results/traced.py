@@ -51,7 +51,7 @@ _Operations = defaultdict[tuple[Any, Any], list[tuple[float, str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TracedStep:
     """One step of a trace.
 
     Attributes:
@@ -124,7 +124,7 @@ def action_of(event: TimelineEvent) -> Action:
     return Action(_LETTERS[event.kind], event.microbatch, event.partition)
 
 
-def read_step(paths: Sequence[Path]) -> Step:
+def read_step(paths: Sequence[Path]) -> TracedStep:
     """The last whole step of a trace: one file of ours, or the files of all ranks that the PyTorch profiler wrote.
 
     Args:
@@ -385,19 +385,19 @@ def _nearest(steps: Sequence[Sequence[_Range]], start: float) -> Sequence[_Range
     return min(steps, key=lambda step: abs(step[0].start - start), default=())
 
 
-def _step_of_ours(trace: _Trace) -> Step:
+def _step_of_ours(trace: _Trace) -> TracedStep:
     _check_lengths(trace.path, ((f"{one.kind} of micro-batch {one.microbatch}", one.end_us) for one in trace.ours))
     ordered = sorted(trace.ours, key=lambda event: event.start_us)
     found = {(event.kind, event.microbatch, event.partition): event for event in ordered}
-    homes = {event.partition: event.device for event in found.values() if event.kind in _LETTERS}
-    if trace.placement and len(trace.placement) > max(homes, default=-1):
-        homes = {j: f"device {trace.placement[j]} ({name})" for j, name in homes.items()}
-    return _step(found.values(), homes, period_us=trace.period_us, flushes=trace.flushes)
+    device_of = {event.partition: event.device for event in found.values() if event.kind in _LETTERS}
+    if trace.placement and len(trace.placement) > max(device_of, default=-1):
+        device_of = {j: f"device {trace.placement[j]} ({name})" for j, name in device_of.items()}
+    return _step(found.values(), device_of, period_us=trace.period_us, flushes=trace.flushes)
 
 
-def _step(events: Collection[TimelineEvent], homes: Mapping[int, str], **facts: Any) -> Step:
-    placed = [replace(event, device=homes[event.partition]) for event in events if event.partition in homes]
-    return Step(tuple(dict.fromkeys(homes[j] for j in sorted(homes))), tuple(placed), **facts)
+def _step(events: Collection[TimelineEvent], device_of: Mapping[int, str], **facts: Any) -> TracedStep:
+    placed = [replace(event, device=device_of[event.partition]) for event in events if event.partition in device_of]
+    return TracedStep(tuple(dict.fromkeys(device_of[j] for j in sorted(device_of))), tuple(placed), **facts)
 
 
 def _event_of_ours(row: Mapping[str, Any]) -> TimelineEvent:
@@ -409,11 +409,11 @@ def _event_of_ours(row: Mapping[str, Any]) -> TimelineEvent:
     )  # fmt: skip
 
 
-def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
+def _step_of_ranks(traces: Sequence[_Trace]) -> TracedStep:
     """The step of the ranks of one pipeline."""
     ranks = _checked_ranks(traces)
     _check_neighbours(traces)
-    homes: dict[int, str] = {}
+    device_of: dict[int, str] = {}
     owners: dict[Action, int] = {}
     passes: list[_Pass] = []
     arrivals: list[tuple[int, _Range]] = []
@@ -428,14 +428,14 @@ def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
             actions = [Action(kind, int(i), int(j or ranks.index(trace.rank))) for j, kind, i in one.names]
             passes.append(_Pass(trace.rank, tuple(actions), one))
             for action in actions:
-                homes[action.j] = f"rank {trace.rank}"
+                device_of[action.j] = f"rank {trace.rank}"
                 if owners.setdefault(action, trace.rank) != trace.rank:
                     got = f"{action} on ranks {owners[action]} and {trace.rank}, which are replicas"
                     raise ConfigError([f"traces must be of one pipeline, got {got}; name the files of one replica"])
     following = {int(stage) + 1 for trace in traces for stage in trace.sending if stage}
-    if missing := sorted({*range(max(homes)), *following} - homes.keys()):
+    if missing := sorted({*range(max(device_of)), *following} - device_of.keys()):
         raise ConfigError([f"traces must have all stages, got none of {missing}; name the files of all ranks"])
-    n = 1 + max(homes)
+    n = 1 + max(device_of)
     times, results = _times(passes, n)
     copies = [_copy(one, results, n) for _, one in arrivals]
     came = [(one.rank, action, one.range.came if action == one.actions[0] else one.range.end)
@@ -445,7 +445,7 @@ def _step_of_ranks(traces: Sequence[_Trace]) -> Step:
     events = [_event(_KINDS[action.kind], action.i, action.j, *time) for action, time in times.items()]
     pairs = frozenset(one.actions[0] for one in passes if len(one.actions) > 1)
     on_host = any(trace.on_host for trace in traces)
-    return _step([*events, *copies], homes, on_host=on_host, pairs=pairs, overlap=1.0)
+    return _step([*events, *copies], device_of, on_host=on_host, pairs=pairs, overlap=1.0)
 
 
 def _checked_ranks(traces: Sequence[_Trace]) -> list[int]:
@@ -574,7 +574,7 @@ def _check_clocks(
         raise ConfigError([f"{rule}, got {got}; trace a step of all ranks on one host, or set their clocks"])
 
 
-def _check_whole(step: Step) -> None:
+def _check_whole(step: TracedStep) -> None:
     """Every micro-batch passes every partition; one without gradients has no backward passes, or W alone."""
     found = {action_of(event) for event in step.computations}
     m, n = (1 + max(numbers) for numbers in zip(*((action.i, action.j) for action in found), strict=True))

@@ -22,12 +22,12 @@ from gpipe_bench.bench.running.simulated import simulation_facts
 from gpipe_bench.machine.constants import CONSTANTS
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator.constants_fit import with_constants
-from gpipe_bench.simulator.published.settings import Setting, published_value, settings_of
+from gpipe_bench.simulator.published.settings import PublishedSetting, published_value, settings_of
 
 SHARES: Final = [name for name in CONSTANTS if "no_dropout_half" in name]
 
 
-def error(row: Setting, share: float) -> float:
+def error(row: PublishedSetting, share: float) -> float:
     """Logarithm of the simulated over the published throughput where attention reaches a share of the peak."""
     profile = with_constants(load_profile(row.profile), dict.fromkeys(SHARES, share))
     with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +37,7 @@ def error(row: Setting, share: float) -> float:
     return log((found or 0) / published_value(row, "throughput_samples_per_s_per_device"))
 
 
-def fitted_share(rows: list[Setting]) -> float:
+def fitted_share(rows: list[PublishedSetting]) -> float:
     """The share that fits the rows best."""
     found = least_squares(lambda share: [error(row, float(share[0])) for row in rows], 0.2, diff_step=1e-3)
     return float(found.x[0])

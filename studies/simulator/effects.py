@@ -17,7 +17,7 @@ from gpipe_bench.bench.published.simulations import published_cell
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.models.table import parse_arguments
-from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
+from gpipe_bench.simulator.published.settings import PublishedSetting, published_settings, published_value
 from gpipe_bench.simulator.steps.run import Run, Settings, run
 from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import workload_of
@@ -171,7 +171,7 @@ def effects(mechanisms: Sequence[Mechanism], profile: Profile) -> dict[str, Valu
     return found | {one.name: _over(_values(one, profile), whole) for one in mechanisms}
 
 
-def _setting(cell: tuple[str, str, str]) -> Setting:
+def _setting(cell: tuple[str, str, str]) -> PublishedSetting:
     return next(row for row in published_settings() if (row.table, row.experiment) == cell[:2])
 
 
@@ -180,7 +180,7 @@ def _values(mechanism: Mechanism, profile: Profile) -> Values:
     return {name: known[cell[:2]].get(cell[2]) for name, cell in _CELLS.items()}
 
 
-def _simulated(mechanism: Mechanism, row: Setting, profile: Profile) -> Values:
+def _simulated(mechanism: Mechanism, row: PublishedSetting, profile: Profile) -> Values:
     """Throughput of an epoch and reserved memory of a published row with a mechanism changed; nothing out of memory."""
     sizes = [(row.batch_size, row.full_steps), *([(row.rest_batch_size, 1)] if row.rest_batch_size else [])]
     try:
@@ -193,7 +193,7 @@ def _simulated(mechanism: Mechanism, row: Setting, profile: Profile) -> Values:
     return {_THROUGHPUT: samples / time_ns * 1e9, _RESERVED: sum(peaks) / 2**30}
 
 
-def _run(mechanism: Mechanism, row: Setting, profile: Profile, batch_size: int) -> Run:
+def _run(mechanism: Mechanism, row: PublishedSetting, profile: Profile, batch_size: int) -> Run:
     hardware, cell = mechanism.profile(profile), published_cell(row, batch_size)
     source = model_of_suite(row.model, parse_arguments(row.model, row.model_args))
     work = mechanism.work(

@@ -24,7 +24,7 @@ from gpipe_bench.kernels.cost import duration_ns
 from gpipe_bench.kernels.kernel import Kernel
 from gpipe_bench.machine.profile import Efficiency, HardwareMachine, Profile, load_profile
 from gpipe_bench.models.table import parse_arguments
-from gpipe_bench.simulator.published.settings import Setting, published_settings, published_value
+from gpipe_bench.simulator.published.settings import PublishedSetting, published_settings, published_value
 from gpipe_bench.simulator.workloads.optimizers import optimizer_kernels, trace_optimizer
 from gpipe_bench.simulator.workloads.sources import ModelSource, model_of_suite
 from gpipe_bench.step.request import microbatch_sizes
@@ -163,7 +163,7 @@ def fit_rows(cache: Path | None = None) -> list[Observation]:
     return [observe(row, published_value(row, "throughput_samples_per_s"), cache) for row in rows]
 
 
-def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Observation:
+def observe(row: PublishedSetting, samples_per_s: float, cache: Path | None = None) -> Observation:
     """What one epoch of a row runs, of one device or of several with one micro-batch, and its throughput."""
     source = model_of_suite(row.model, parse_arguments(row.model, row.model_args), cache)
     kernels: Counter[Kernel] = Counter()
@@ -181,7 +181,7 @@ def observe(row: Setting, samples_per_s: float, cache: Path | None = None) -> Ob
     return Observation(f"{row.table} {row.experiment}", kernels, tuple(copies.items()), samples, samples_per_s)
 
 
-def _step(row: Setting, source: ModelSource, batch_size: int, cache: Path | None) -> Counter[Kernel]:
+def _step(row: PublishedSetting, source: ModelSource, batch_size: int, cache: Path | None) -> Counter[Kernel]:
     kernels: Counter[Kernel] = Counter()
     sizes = microbatch_sizes(batch_size, row.chunks)
     for i, size in enumerate(sizes):

@@ -10,7 +10,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Selection
 from gpipe_bench.figures.schedule_bubbles import BUBBLES, settings_of
-from gpipe_bench.figures.schedule_timelines import STEPS, Step
+from gpipe_bench.figures.schedule_timelines import STEPS, ScheduleStep
 from gpipe_bench.figures.schedules import PARETO, SCALING, ScheduleCell, pareto, read_cells
 from gpipe_bench.figures.style import drawing
 from gpipe_bench.results.catalogue import reference_figures
@@ -110,7 +110,7 @@ FIGURES = {
     "scaling": lambda: SCALING.canvas(everything()),
     "bubbles": lambda: BUBBLES.canvas([*(one.row for one in everything()), row(devices=4, evidence="emulated")]),
     "timelines": lambda: STEPS.canvas([
-        Step(cell(10.0, 2.0, name), step_events(4, named_schedule(name, 1, n, 2).partitions, copies=False))
+        ScheduleStep(cell(10.0, 2.0, name), step_events(4, named_schedule(name, 1, n, 2).partitions, copies=False))
         for name in SCHEDULES
         for n in (4 if name in TWO_PER_DEVICE else 2,)
     ]),

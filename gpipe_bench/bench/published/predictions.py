@@ -23,7 +23,7 @@ from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURAT
 from gpipe_bench.results.rows import SCHEMA_VERSION, Row
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import lines_text
-from gpipe_bench.simulator.published.settings import Setting, published_cells, settings_of
+from gpipe_bench.simulator.published.settings import PublishedSetting, published_cells, settings_of
 from gpipe_bench.simulator.workloads.sources import model_of_suite
 from gpipe_bench.util.files import write_files
 from gpipe_bench.util.garbage import no_collection
@@ -48,7 +48,7 @@ class Prediction:
         row: the simulated row.
     """
 
-    setting: Setting
+    setting: PublishedSetting
     metric: str
     published: float | None
     simulated: float | None
@@ -81,34 +81,34 @@ class Prediction:
         }
 
 
-def _model_gib(setting: Setting, _: RawResult, cache: Path | None) -> float:
+def _model_gib(setting: PublishedSetting, _: RawResult, cache: Path | None) -> float:
     facts = model_of_suite(setting.model, parse_arguments(setting.model, setting.model_args), cache).facts
     return _PER_PARAMETER * sum(parameter.bytes for layer in facts for parameter in layer.parameters) / _GIB
 
 
-def _activations_gib(setting: Setting, result: RawResult, cache: Path | None) -> float | None:
+def _activations_gib(setting: PublishedSetting, result: RawResult, cache: Path | None) -> float | None:
     reserved = result.row.peak_reserved_gib
     return None if reserved is None else reserved - _model_gib(setting, result, cache)
 
 
-def _fullest_gib(_: Setting, result: RawResult, __: Path | None) -> float | None:
+def _fullest_gib(_: PublishedSetting, result: RawResult, __: Path | None) -> float | None:
     peaks = [device["peak_allocated_gib"] for device in result.devices]
     return None if None in peaks else max(peaks, default=None)
 
 
-def _model_flops(setting: Setting, result: RawResult, _: Path | None) -> float | None:
+def _model_flops(setting: PublishedSetting, result: RawResult, _: Path | None) -> float | None:
     if result.row.throughput_samples_per_s is None or setting.tflop_per_sample is None:
         return None
     peak = load_profile(setting.profile).matrix_tflops[setting.precision]
     return result.row.throughput_samples_per_s * setting.tflop_per_sample / (setting.partitions * peak)
 
 
-def _per_device(_: Setting, result: RawResult, __: Path | None) -> float | None:
+def _per_device(_: PublishedSetting, result: RawResult, __: Path | None) -> float | None:
     speed = result.row.throughput_samples_per_s
     return speed and speed / (result.row.device_count or 1)
 
 
-METRICS: Final[Mapping[str, Callable[[Setting, RawResult, Path | None], float | None]]] = {
+METRICS: Final[Mapping[str, Callable[[PublishedSetting, RawResult, Path | None], float | None]]] = {
     "throughput_samples_per_s": lambda _, result, __: result.row.throughput_samples_per_s,
     "throughput_samples_per_s_per_device": _per_device,
     "utilization_fraction": lambda _, result, __: result.row.utilization_fraction,

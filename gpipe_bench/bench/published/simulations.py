@@ -21,7 +21,7 @@ from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.configurations import digest
-from gpipe_bench.simulator.published.settings import Setting, settings_of
+from gpipe_bench.simulator.published.settings import PublishedSetting, settings_of
 
 if TYPE_CHECKING:
     from gpipe_bench.results.rows import Row
@@ -45,7 +45,7 @@ def simulate_table(table: str, report: Callable[[Row], None] | None = None) -> l
     return results
 
 
-def published_cell(setting: Setting, batch_size: int) -> SimulatedCell:
+def published_cell(setting: PublishedSetting, batch_size: int) -> SimulatedCell:
     """The cell of a published row, with any number of samples.
 
     Raises:
@@ -64,7 +64,7 @@ def published_cell(setting: Setting, batch_size: int) -> SimulatedCell:
     return cell if exempt else cell.changed(checkpoint="always")
 
 
-def simulate_published(setting: Setting, facts: Mapping[str, Any], cache: Path | None = None) -> RawResult:
+def simulate_published(setting: PublishedSetting, facts: Mapping[str, Any], cache: Path | None = None) -> RawResult:
     """The result of a published row.
 
     Args:

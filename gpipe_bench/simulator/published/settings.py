@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PublishedSetting:
     """How a published row was run.
 
     Attributes:
@@ -81,7 +81,7 @@ class Setting:
         return canonical({name: value for name, value in deciding.items() if _USUAL.get(name, ...) != value})
 
 
-_SETTINGS: Final = tuple(column.name for column in fields(Setting))
+_SETTINGS: Final = tuple(column.name for column in fields(PublishedSetting))
 _AFTERWARDS: Final = ("tflop_per_sample", "role")
 _USUAL: Final = {"schedule": "", "precision": "float32", "memory": True}
 _CELL: Final = ("table", "experiment")
@@ -114,16 +114,16 @@ def _records() -> dict[str, list[dict[str, Any]]]:
 
 
 @cache
-def published_settings() -> tuple[Setting, ...]:
+def published_settings() -> tuple[PublishedSetting, ...]:
     """All rows whose settings are known.
 
     Raises:
         ConfigError: as :func:`published_tables`.
     """
-    return tuple(Setting(**line) for line in _records()["settings"])
+    return tuple(PublishedSetting(**line) for line in _records()["settings"])
 
 
-def settings_of(table: str) -> list[Setting]:
+def settings_of(table: str) -> list[PublishedSetting]:
     """The rows of a published table.
 
     Raises:
@@ -135,7 +135,7 @@ def settings_of(table: str) -> list[Setting]:
     return [setting for setting in published_settings() if setting.table == table]
 
 
-def published_cells(row: Setting) -> dict[str, float | None]:
+def published_cells(row: PublishedSetting) -> dict[str, float | None]:
     """What is printed for a row: metric -> value, None for out of memory."""
     cell = (row.table, row.experiment)
     return {
@@ -143,7 +143,7 @@ def published_cells(row: Setting) -> dict[str, float | None]:
     }
 
 
-def published_value(row: Setting, metric: str) -> float:
+def published_value(row: PublishedSetting, metric: str) -> float:
     """The value that is printed for a row.
 
     Raises:

@@ -18,14 +18,14 @@ from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.simulator.api import simulate
-from gpipe_bench.simulator.published.settings import Setting, published_settings
+from gpipe_bench.simulator.published.settings import PublishedSetting, published_settings
 from gpipe_bench.step.request import Model
 from tests.cover import EVERY_CASE
 
 SPEED = {row.experiment: row for row in published_settings() if row.table == "unet-speed" and row.chunks > 1}
 
 
-def both(row: Setting):
+def both(row: PublishedSetting):
     """Emulated and simulated."""
     options = {
         "balance": list(row.layers),
