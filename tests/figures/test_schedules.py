@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
 from gpipe_bench.components import Components
@@ -28,7 +26,8 @@ def row(schedule="1f1b", devices=2, **changes):
     known |= {"profile": "h9", "partitions": n, "chunks": 4, "microbatches": 4, "checkpoint": "never", "batch_size": 8}
     known |= {"throughput_samples_per_s": 10.0, "step_time_ms": 800.0, "repeat": 0, "device": "cuda H9"}
     known |= {"bubble_fraction": 0.25, "copy_fraction": 0.05, "imbalance_fraction": 0.1, "balance": "1"}
-    return Row(**{**asdict(Components()), **known, "schedule": schedule, "cell": f"{schedule}-{n}", **changes})
+    known |= {name: getattr(Components(), name) for name in Components.switched()}
+    return Row(**{**known, "schedule": schedule, "cell": f"{schedule}-{n}", **changes})
 
 
 def cell(throughput, memory, schedule="1f1b", devices=2, **changes):
