@@ -13,15 +13,13 @@ one with plain residuals keeps. The layers are those of :mod:`.llama`; which siz
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from itertools import pairwise
-from math import ceil
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpipe_bench.models.llama import Attention, Head, Mlp, Sizes, chained
-from gpipe_bench.skip import pop, skippable, stash
+from gpipe_bench.skip import peek, pop, skippable, stash
 
 
 class DepthAttention(nn.Module):
@@ -58,28 +56,27 @@ class Layer(nn.Module):
     Args:
         sizes: of the model.
         reads: names of the skips that hold the outputs of earlier blocks, the first one first.
-        gives: names under which the next layer reads them. A layer that begins a block gives its input, too, which is
-            the output of the block before.
+        begins: name under which a layer that begins a block stashes its input, the output of the block before; else
+            empty.
         recompute: as in :class:`DepthAttention`.
     """
 
-    def __init__(self, sizes: Sizes, reads: Sequence[str], gives: Sequence[str], *, recompute: bool) -> None:
+    def __init__(self, sizes: Sizes, reads: Sequence[str], begins: str, *, recompute: bool) -> None:
         super().__init__()
-        self.reads, self.gives = tuple(reads), tuple(gives)
+        self.reads, self.begins = tuple(reads), begins
         self.before_attention = DepthAttention(sizes.dim, recompute=recompute)
         self.before_mlp = DepthAttention(sizes.dim, recompute=recompute)
         self.attention, self.mlp = Attention(sizes), Mlp(sizes)
 
-    def forward(self, x: Tensor) -> Generator[stash | pop, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Generator[stash | peek, Tensor, Tensor]:
         """The sum within a block so far, (N, T, dim), or the output of the block before -> the sum within the block."""
         earlier = []
         for name in self.reads:
-            earlier.append((yield pop(name)))  # noqa: PERF401 - a generator
-        begins = len(self.gives) > len(self.reads)
-        for name, value in zip(self.gives, [*earlier, x][: len(self.gives)], strict=True):
-            yield stash(name, value)
+            earlier.append((yield peek(name)))  # noqa: PERF401 - a generator
+        if self.begins:
+            yield stash(self.begins, x)
         added = self.attention(self.before_attention([*earlier, x]))
-        earlier, x = ([*earlier, x], added) if begins else (earlier, x + added)
+        earlier, x = ([*earlier, x], added) if self.begins else (earlier, x + added)
         out: Tensor = x + self.mlp(self.before_mlp([*earlier, x]))
         return out
 
@@ -115,11 +112,12 @@ def attention_residuals(sizes: Sizes, block: int, *, recompute: bool) -> nn.Sequ
         block: transformer layers in each block over whose outputs depth is mixed.
         recompute: as in :class:`DepthAttention`.
     """
-    # What layer number `place` reads; it hands all on to the next one.
-    reads = [[f"b{k}at{place}" for k in range(ceil(place / block))] for place in range(sizes.blocks + 1)]
-    layers = [
-        skippable(stash=gives, pop=own)(Layer)(sizes, own, gives, recompute=recompute) for own, gives in pairwise(reads)
-    ]
-    last = reads[-1]
-    head = skippable(pop=last)(DepthHead)(sizes, last, recompute=recompute)
+    layers: list[nn.Module] = []
+    names: list[str] = []
+    for place in range(sizes.blocks):
+        begun = [f"b{len(names)}"] if place % block == 0 else []
+        layer = skippable(stash=begun, peek=names)(Layer)
+        layers.append(layer(sizes, names, "".join(begun), recompute=recompute))
+        names += begun
+    head = skippable(pop=names)(DepthHead)(sizes, names, recompute=recompute)
     return chained(nn.Embedding(sizes.vocabulary, sizes.dim), layers, head)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from torch.nn import functional
 
 from gpipe_bench.models import vit
 from gpipe_bench.models.llama import Block, Head, Sizes
-from gpipe_bench.skip import pop, skippable, stash
+from gpipe_bench.skip import Skippable, peek, pop, skippable, stash
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Picture:
 
 
 @skippable(stash=["tokens"])
-class Entry(nn.Module):
+class Entry(nn.Module, Skippable):
     """Vectors of the patches of an image; its tokens are for later.
 
     Args:
@@ -73,18 +72,17 @@ class Entry(nn.Module):
         return patches
 
 
-class Change(nn.Module):
+@skippable(stash=["image"], pop=["tokens"])
+class Change(nn.Module, Skippable):
     """From image to text: stashes the image states for the blocks that read them, and embeds the tokens.
 
     Args:
         picture: sizes of the encoder.
         sizes: of the decoder.
-        gives: name of the skip.
     """
 
-    def __init__(self, picture: Picture, sizes: Sizes, gives: str) -> None:
+    def __init__(self, picture: Picture, sizes: Sizes) -> None:
         super().__init__()
-        self.gives = gives
         self.norm, self.project = nn.LayerNorm(picture.dim), nn.Linear(picture.dim, sizes.dim)
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.dim)
 
@@ -92,7 +90,7 @@ class Change(nn.Module):
         """(N, patches, encoder's dim) -> (N, T, dim)."""
         states = self.project(self.norm(patches))
         tokens = yield pop("tokens")
-        yield stash(self.gives, states)
+        yield stash("image", states)
         vectors: Tensor = self.tokens(tokens)
         return vectors
 
@@ -124,25 +122,21 @@ class CrossAttention(nn.Module):
         return out
 
 
-class SeeingBlock(nn.Module):
+@skippable(peek=["image"])
+class SeeingBlock(nn.Module, Skippable):
     """A block of the decoder that looks at the image first.
 
     Args:
         sizes: of the decoder.
-        reads: name of the skip that holds the image states.
-        gives: name under which the next reader finds them; empty for the last one.
     """
 
-    def __init__(self, sizes: Sizes, reads: str, gives: str) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.reads, self.gives = reads, gives
         self.cross, self.block = CrossAttention(sizes), Block(sizes)
 
-    def forward(self, x: Tensor) -> Generator[stash | pop, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Generator[peek, Tensor, Tensor]:
         """(N, T, dim) -> the same shape."""
-        image = yield pop(self.reads)
-        if self.gives:
-            yield stash(self.gives, image)
+        image = yield peek("image")
         out: Tensor = self.block(x + self.cross(x, image))
         return out
 
@@ -155,16 +149,12 @@ def captions(picture: Picture, sizes: Sizes, every: int) -> nn.Sequential:
         sizes: of the decoder; L are its blocks.
         every: blocks of the decoder from one that looks at the image to the next; 1 for all.
     """
-    names = [f"image{place}" if place % every == 0 else "" for place in range(sizes.blocks)]
-    later = dict(pairwise(filter(None, names)))
     layers: OrderedDict[str, nn.Module] = OrderedDict(entry=Entry(picture))
     for place in range(picture.blocks):
         parts = vit.Attention(picture.dim, picture.heads), vit.Mlp(picture.dim)
         layers[f"encoder{place}"] = nn.Sequential(*parts)
-    layers["change"] = skippable(stash=["image0"], pop=["tokens"])(Change)(picture, sizes, "image0")
-    for place, name in enumerate(names):
-        gives = later.get(name, "")
-        seeing = skippable(stash=filter(None, [gives]), pop=[name])(SeeingBlock)
-        layers[f"block{place}"] = seeing(sizes, name, gives) if name else Block(sizes)
+    layers["change"] = Change(picture, sizes)
+    for place in range(sizes.blocks):
+        layers[f"block{place}"] = Block(sizes) if place % every else SeeingBlock(sizes)
     layers["head"] = Head(sizes)
     return nn.Sequential(layers)
