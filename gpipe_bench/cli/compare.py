@@ -55,12 +55,12 @@ def compare(
     something differs once in twenty times at most where nothing does. A cell with too few repeats says how many it
     needs. Simulated cells are equal within 1e-9 of each value, or differ.
     """
-    from gpipe_bench.bench.evaluation.compare import distinct_rows
-    from gpipe_bench.bench.evaluation.compare_table import (
+    from gpipe_bench.bench.evaluation.compare import (
         RECORD_COLUMNS,
         comparison_records,
         comparison_view,
         differ,
+        distinct_rows,
         undecided,
         verdict_view,
     )

@@ -43,8 +43,15 @@ def verify(
     ] = None,
 ) -> None:
     """Check results and say which cell is outside which tolerance, or not there; exit status 1 when there is one."""
-    from gpipe_bench.bench.evaluation.verify import CHECK_COLUMNS, judge, left_out, records
-    from gpipe_bench.bench.evaluation.verify_tables import checks_of_claims, checks_of_predictions, read_tolerances
+    from gpipe_bench.bench.evaluation.verify import (
+        CHECK_COLUMNS,
+        checks_of_claims,
+        checks_of_predictions,
+        judge,
+        left_out,
+        read_tolerances,
+        records,
+    )
     from gpipe_bench.measure.host import host_facts
     from gpipe_bench.results.tables import csv_text
     from gpipe_bench.util.files import check_writable, write_files
@@ -98,8 +105,7 @@ def _of_table(table: Path, reference: Path) -> list[Check]:
     """The checks of a table of rows against the reference tables of its name."""
     import pandas as pd
 
-    from gpipe_bench.bench.evaluation.verify import checks_of_emulations, checks_of_rows
-    from gpipe_bench.bench.evaluation.verify_tables import check_configurations
+    from gpipe_bench.bench.evaluation.verify import check_configurations, checks_of_emulations, checks_of_rows
     from gpipe_bench.results.rows import Row
     from gpipe_bench.results.tables import frame_of, read_table
 

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from gpipe_bench.bench.evaluation.compare import compare_rows
-from gpipe_bench.bench.evaluation.statistics import compare_samples, differ, enough_repeats, repeats_needed
 from gpipe_bench.bench.running.run import failed_result
+from gpipe_bench.results.intervals import compare_samples, differ, enough_repeats, repeats_needed
 from tests.bench.cells_of import cell, ok_result
 
 

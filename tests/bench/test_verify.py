@@ -13,15 +13,13 @@ from gpipe_bench.bench.evaluation.verify import (
     CHECK_COLUMNS,
     Check,
     Tolerance,
+    checks_of_claims,
+    checks_of_predictions,
     checks_of_rows,
     judge,
     left_out,
-    records,
-)
-from gpipe_bench.bench.evaluation.verify_tables import (
-    checks_of_claims,
-    checks_of_predictions,
     read_tolerances,
+    records,
 )
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gpipe_bench.bench.evaluation.verify import checks_of_emulations, judge
-from gpipe_bench.bench.evaluation.verify_tables import read_tolerances
+from gpipe_bench.bench.evaluation.verify import checks_of_emulations, judge, read_tolerances
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import read_table
 from tests.bench.test_verify import ROW, table

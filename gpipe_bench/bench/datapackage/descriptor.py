@@ -152,14 +152,9 @@ def _target(place: Path, link: str) -> Path:
     """The table that a link of the one at ``place`` leads to."""
     if link not in (ROWS_BESIDE, CONFIGURATIONS_BESIDE):
         return Path(link)
-    rows = _rows_of(place)
-    return rows.with_name(f"{rows.stem}{link}{rows.suffix}")
-
-
-def _rows_of(companion: Path) -> Path:
-    """The table of rows that a companion belongs to: ``ablation_steps.csv`` -> ``ablation.csv``."""
-    suffix = next((end for end in COMPANION_SUFFIXES if companion.stem.endswith(end)), "")
-    return companion.with_name(f"{companion.stem.removesuffix(suffix)}{companion.suffix}")
+    # The rows that a companion belongs to: ablation_steps.csv -> ablation.csv.
+    suffix = next((end for end in COMPANION_SUFFIXES if place.stem.endswith(end)), "")
+    return place.with_name(f"{place.stem.removesuffix(suffix)}{link}{place.suffix}")
 
 
 def _title(kind: Table, place: Path, evidence: str) -> str:

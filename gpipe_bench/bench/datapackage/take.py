@@ -74,7 +74,8 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
             [f"rows must hold simulated, emulated or measured ones, got none in {rows}; run the experiment first"]
         )
     measured = chosen["evidence"] == "measured"
-    machine = machine or _only_machine(chosen["profile"][measured])
+    machines = {*chosen["profile"][measured]} - {""}
+    machine = machine or (machines.pop() if len(machines) == 1 else "")
     # A cell that did not run does not know its machine.
     hardware = chosen["profile"].mask(measured, machine) if machine else chosen["profile"]
     places = chosen["evidence"] + "/" + hardware.map(lambda name: place_name(name, rows))
@@ -91,12 +92,6 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
             if path not in texts:
                 path.unlink(missing_ok=True)
     return list(texts)
-
-
-def _only_machine(profiles: pd.Series[str]) -> str:
-    """The machine that all cells ran on that did run; empty for none or several."""
-    names = {*profiles} - {""}
-    return names.pop() if len(names) == 1 else ""
 
 
 def _companions(rows: Path, target: Path, members: pd.DataFrame, *, alone: bool) -> dict[Path, str]:

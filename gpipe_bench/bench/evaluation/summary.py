@@ -10,10 +10,9 @@ from typing import Final
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from gpipe_bench.bench.evaluation.statistics import differ
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.results.configurations import CONFIGURATIONS
-from gpipe_bench.results.intervals import Interval
+from gpipe_bench.results.intervals import Interval, differ
 from gpipe_bench.results.labels import autograd_words, training_words
 from gpipe_bench.results.outcomes import SCATTER, THROUGHPUT, Outcome, group_rows, shown_groups
 from gpipe_bench.results.outcomes import Group as OutcomeGroup
@@ -148,7 +147,7 @@ def _beside(group: OutcomeGroup, other: OutcomeGroup) -> Grid:
         ours, theirs, words = group.outcomes[variant], other.outcomes[variant], [variant]
         for column, (_, form) in _METRICS.items():
             old, new = theirs.middle(column), ours.middle(column)
-            words += [_word(old, form), _word(new, form) or _failure(ours.failed and ours.failed[0].status)]
+            words += [_word(old, form), _word(new, form) or (ours.failed[0].status if ours.failed else "")]
             words.append("" if old is None or new is None else f"{new / old - 1:+.1%}")
         table.add(*words)
     return table
@@ -170,10 +169,6 @@ def _shares(group: OutcomeGroup) -> Grid | None:
 
 def _word(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _failure(status: object) -> str:
-    return str(status) if status else ""
 
 
 def _range(share: Share) -> str:

@@ -77,7 +77,7 @@ def _measured(cell: MeasuredCell, repeat: int, ranks: Ranks) -> Pieces:
     peaks = _allocator_peaks(trial, held) if counted else None
     sampled = ranks.gather(_sampled_utilization(trial, median(seconds)))
     events, error_us = _timeline(trial, ranks)
-    shares = _shares(events, cell.placement)
+    shares = split_device_time(events, cell.placement, *_window(events))
     peaks = ranks.owners(peaks or _counted_peaks(trial), cell.placement)
     row = cell_row(
         cell,
@@ -139,17 +139,9 @@ def _timeline(trial: Trial, ranks: Ranks) -> tuple[list[TimelineEvent], float | 
             trial.step()
         records.append(one_record(ranks.gather((recorder.zero_ns - clock.offset_ns, recorder.events()))))
     error_us = max(error_ns for _, error_ns in ranks.gather(clock)) / 1e3
-    return sorted(records, key=_span_us)[_TIMELINE_STEPS // 2], error_us if ranks.size > 1 else None
-
-
-def _shares(events: Sequence[TimelineEvent], placement: Sequence[int]) -> list[Breakdown]:
-    """The breakdown of each device of the schedule, whose partitions take turns."""
-    return split_device_time(events, placement, *_window(events))
-
-
-def _span_us(events: Sequence[TimelineEvent]) -> float:
-    start_us, end_us = _window(events)
-    return end_us - start_us
+    windows = [_window(events) for events in records]
+    middle = sorted(range(_TIMELINE_STEPS), key=lambda k: windows[k][1] - windows[k][0])[_TIMELINE_STEPS // 2]
+    return records[middle], error_us if ranks.size > 1 else None
 
 
 def _window(events: Sequence[TimelineEvent]) -> tuple[float, float]:
