@@ -287,7 +287,7 @@ def _line(run: ScriptRun, row: int) -> str:
 
 def _write(path: Path, run: ScriptRun, metadata: Mapping[str, Any]) -> None:
     from gpipe_bench.cli.simulate import has_rows
-    from gpipe_bench.emulator.chrome import chrome_trace
+    from gpipe_bench.emulator.device_times import chrome_trace
     from gpipe_bench.machine.trace_file import write_trace
 
     if has_rows(path):

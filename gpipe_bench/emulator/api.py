@@ -26,8 +26,7 @@ from gpipe_bench.components import Components
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.library import capacity
 from gpipe_bench.emulator.library import devices as virtual_devices
-from gpipe_bench.emulator.observer import IssuedTask, TaskRows, name_tasks
-from gpipe_bench.emulator.recording import mark, recording
+from gpipe_bench.emulator.recording import IssuedTask, TaskRows, mark, name_tasks, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.emulator.training import Training, Work, work_of
 from gpipe_bench.errors import ConfigError, OutOfMemory

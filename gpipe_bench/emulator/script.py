@@ -8,6 +8,7 @@ script without one it ends with a backward pass that the script's own thread cal
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 import traceback
@@ -18,23 +19,27 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+import gpipe_bench
 from gpipe_bench.emulator.handovers import replaced, seen
-from gpipe_bench.emulator.library import thread_index
+from gpipe_bench.emulator.library import each_row, thread_index
 from gpipe_bench.emulator.races import Race, find_races
 from gpipe_bench.emulator.recording import mark, recording
 from gpipe_bench.emulator.shapes import load_shapes, updates_priced
-from gpipe_bench.emulator.source_lines import Lines
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.profile import HardwareMachine, Profile
 from gpipe_bench.machine.replay import Replayed, replay
 from gpipe_bench.machine.trace import Record, Trace
 from gpipe_bench.models.torchvision_repair import mend_torchvision
 
+_LIBRARIES: Final = tuple(str(Path(module.__file__ or "").parent) for module in (torch, gpipe_bench))
+_INTERNAL: Final = ("<frozen", "<string>")
+_TRACED: Final = re.compile(r'File "(.+?)", line (\d+)')
 _OWN: Final = str(Path(__file__).parent)
 _compile: Final = torch.compile
 
@@ -191,3 +196,58 @@ def _outermost(records: Sequence[Record]) -> list[str]:
         kinds.append(record.kind if own and depth == 0 else "")
         depth += own and record.kind == "backward"
     return kinds
+
+
+class Lines:
+    """The line of Python that issued each kernel and copy of a trace.
+
+    In the forward pass it is the innermost line outside PyTorch and this package. Autograd's threads run no Python:
+    there it is the line whose operation the backward pass belongs to. PyTorch notes it while anomaly detection is on.
+
+    Attributes:
+        of: row of the trace -> ``file:line``; rows that nothing is known of are absent.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, str] = {}
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the line of each kernel and copy that is issued in the block."""
+        with warnings.catch_warnings():
+            # That it takes time is known.
+            warnings.simplefilter("ignore", UserWarning)
+            detection = torch.autograd.detect_anomaly(check_nan=False)
+        with warnings.catch_warnings(), detection, each_row(self._note):
+            # The script may catch what a backward pass raises.
+            warnings.filterwarnings("ignore", "Error detected in ", UserWarning)
+            yield
+
+    def _note(self, row: int) -> None:
+        line = _calling(sys._getframe().f_back) or _differentiated()  # noqa: SLF001 - traceback's own way is ten times slower
+        if line:
+            self.of[row] = line
+
+
+def _calling(frame: FrameType | None) -> str:
+    """The innermost line of the user's code; of a library where there is no other; empty without any."""
+    inner = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        line = f"{name}:{frame.f_lineno}"
+        if not name.startswith((*_LIBRARIES, *_INTERNAL)):
+            return line
+        inner = inner or line
+        frame = frame.f_back
+    return inner
+
+
+def _differentiated() -> str:
+    """The line of the operation whose backward pass runs in this thread."""
+    node: Any = torch._C._current_autograd_node()  # noqa: SLF001 - it has no public name
+    written = node.metadata.get("traceback_", ()) if node is not None else ()
+    for entry in reversed(written):
+        found = _TRACED.search(entry)
+        if found and not found[1].startswith((*_LIBRARIES, *_INTERNAL)):
+            return f"{found[1]}:{found[2]}, in its backward pass"
+    return ""

@@ -1,10 +1,16 @@
 """A device in simulated time, with streams and events like those of PyTorch: for what needs no GPU to be tested."""
 
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 
 import torch
 
 from gpipe_bench.engine.observer import Task
+
+
+def now_us(recorder):
+    """The present on the clock of a recorder's events."""
+    return (perf_counter_ns() - recorder.zero_ns) / 1e3
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from gpipe_bench.measure.backward_nodes import BackwardNodes
+from gpipe_bench.measure.memory import BackwardNodes
 
 
 class At(Function):

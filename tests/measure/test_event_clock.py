@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from gpipe_bench.measure.event_clock import EventClock
+from gpipe_bench.measure.timeline import EventClock
 from tests.measure.simulated import Device, Event, new_event
 
 NS_PER_MS = 1e6

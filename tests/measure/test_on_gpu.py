@@ -14,6 +14,7 @@ from gpipe_bench.measure.memory import peak_memory, reset_peak_memory
 from gpipe_bench.measure.queued import device_seconds
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.measure.utilization import NvmlUtilization
+from tests.measure.simulated import now_us
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +43,7 @@ def test_events_on_a_stream_are_in_its_order_and_within_the_record(device):
         data @ data
         recorder.finish(token, 0)
     torch.accelerator.synchronize(device)
-    end = recorder.now_us()
+    end = now_us(recorder)
     found = recorder.events()
     error = recorder.clock_error_us["cuda:0"]
     assert [event.microbatch for event in found] == [0, 1, 2]

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from gpipe_bench.util.checkout import checkout
+from gpipe_bench.measure.host import checkout
 
 
 def git(folder, *arguments):

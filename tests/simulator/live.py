@@ -8,7 +8,7 @@ import torch
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.machine.profile import load_profile
-from gpipe_bench.measure.live_bytes import LiveBytes
+from gpipe_bench.measure.memory import LiveBytes
 from gpipe_bench.schedules import named_schedule
 from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.workloads.build import build_workload

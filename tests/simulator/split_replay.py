@@ -12,7 +12,7 @@ import torch
 
 from gpipe_bench import GPipe
 from gpipe_bench.machine.profile import load_profile
-from gpipe_bench.measure.live_bytes import LiveBytes
+from gpipe_bench.measure.memory import LiveBytes
 from gpipe_bench.schedules import Action, check, named_schedule, with_recomputation
 from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.simulator.workloads.build import build_workload

@@ -8,7 +8,7 @@ of the interpreter lock, copies the links. Peaks and bandwidth come from a data 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,6 @@ from gpipe_bench.measure.cases import CASES, Bench, Case, peak_cases
 from gpipe_bench.measure.devices import distinct_devices
 from gpipe_bench.measure.environment import device_name, environment_facts
 from gpipe_bench.measure.host_rates import TINY, loss, step_seconds, thread_slowdowns, update_seconds
-from gpipe_bench.measure.links import link_rate, ways
 from gpipe_bench.measure.queued import device_seconds
 from gpipe_bench.simulator.api import step_launches
 from gpipe_bench.simulator.constants_fit import TimedProgram, fitted_constants, traced
@@ -42,7 +41,10 @@ _ASSUMED: Final = "h100"
 _AMPERE: Final = (8, 0)  # the first compute capability with TF32 and with bfloat16 that is fast
 _HOPPER: Final = (9, 0)  # from here on PyTorch gives cuBLAS a larger workspace
 _STREAMS: Final = [case.name for case in CASES if "memory" in case.constants]
+_COPIED: Final = (2**20, 2**26)  # bytes; the first shows the latency of a copy, the second the bandwidth of the link
 _SPEEDS: Final = ("peak_tflops", "matrix_tflops", "bandwidth_gb_per_s")
+
+Way = tuple[torch.device, torch.device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,10 @@ def _constant(samples: Sequence[float]) -> Constant:
 def _hardware(bench: Bench, programs: Sequence[TimedProgram], name: str, failures: dict[str, str]) -> Profile:
     """All that is no constant of a kind of kernels; these are assumed ones."""
     device, facts, memory = bench.device, environment_facts([bench.device]), _memory(bench.device)
-    model, multiprocessors = device_name(device), _multiprocessors(device)
+    model = device_name(device)
+    cuda = device.type != "cpu"
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else None
+    capability = torch.cuda.get_device_capability(device) if cuda else ()
     known = _with_data_sheet(model, memory["memory_gib"], multiprocessors)
     assumed = known if known is not None and known.kernels else load_profile(_ASSUMED)
     constants = {key: Constant(value=value, origin="assumed") for key, value in assumed.constants.items()}
@@ -188,7 +193,8 @@ def _hardware(bench: Bench, programs: Sequence[TimedProgram], name: str, failure
             "name": name,
             "device": model,
             "winograd": False,
-            "cublas_workspace_mib": _workspace_mib(device),
+            # PyTorch's default.
+            "cublas_workspace_mib": 32 if capability >= _HOPPER else 8.125 if capability else 0,
             "queue_depth": 1024,
             "links": links,
             "topology": {
@@ -240,9 +246,9 @@ def _links(
     """The links of the device, and what is assumed about them."""
     links: dict[str, Mapping[str, float]] = {}
     about = []
-    for name, ends in ways(device).items():
+    for name, link in ways(device).items():
         with _noted(failures, f"link {name}"):
-            rate, latency = link_rate(ends, device, REPEATS)
+            rate, latency = link_rate(link, device)
             links[name] = {"gb_per_s": rate, "latency_us": latency}
         if name not in links:
             other = getattr(assumed.topology, name)
@@ -272,20 +278,6 @@ def _speeds(
     return {"peak_tflops": ordinary, "matrix_tflops": peaks, "bandwidth_gb_per_s": max(rates) / 1e9}
 
 
-def _multiprocessors(device: torch.device) -> int | None:
-    if device.type == "cpu":
-        return None
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
-
-
-def _workspace_mib(device: torch.device) -> float:
-    """PyTorch's default."""
-    if device.type == "cpu":
-        return 0
-    return 32 if torch.cuda.get_device_capability(device) >= _HOPPER else 8.125
-
-
 def _memory(device: torch.device) -> dict[str, float]:
     """What the driver reports, and what is taken before the first tensor."""
     if device.type == "cpu":
@@ -293,3 +285,33 @@ def _memory(device: torch.device) -> dict[str, float]:
     free, total = torch.cuda.mem_get_info(device)
     taken = max(0, total - free - torch.cuda.memory_reserved(device))
     return {"memory_gib": round(total / _GIB, 3), "context_gib": round(taken / _GIB, 3)}
+
+
+def ways(device: torch.device) -> dict[str, list[Way]]:
+    """From where to where each link copies: ``host``, and ``within`` if there is a neighbour."""
+    host = torch.device("cpu")
+    found = {"host": [(host, device), (device, host)]}
+    count: int = 0 if device.type == "cpu" else torch.get_device_module(device).device_count()
+    if others := [index for index in range(count) if index != device.index]:
+        found["within"] = [(device, torch.device(device.type, others[0]))]
+    return found
+
+
+def link_rate(link: Sequence[Way], device: torch.device) -> tuple[float, float]:
+    """10^9 bytes per second and microseconds of an empty transfer, by the slower of the ways of a link."""
+    small, large = (
+        max(median(device_seconds(_copy(*way, nbytes), device, REPEATS)) for way in link) for nbytes in _COPIED
+    )
+    # No latency is half of the time of a large copy: on a CPU the small one may have been held up.
+    rate = (_COPIED[1] - _COPIED[0]) / max(large - small, large / 2)
+    return rate / 1e9, max(0.0, small - _COPIED[0] / rate) * _US_PER_S
+
+
+def _copy(source: torch.device, target: torch.device, nbytes: int) -> Callable[[], object]:
+    pinned = source.type != target.type
+    ends = [
+        # Written once, so that the pages are there.
+        torch.zeros(nbytes, dtype=torch.uint8, device=end, pin_memory=pinned and end.type == "cpu").fill_(1)
+        for end in (source, target)
+    ]
+    return lambda: ends[1].copy_(ends[0], non_blocking=True)

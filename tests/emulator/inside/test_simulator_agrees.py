@@ -20,8 +20,7 @@ from torch import nn
 
 from gpipe_bench import Components, GPipe
 from gpipe_bench.emulator.handovers import seen
-from gpipe_bench.emulator.observer import TaskRows, name_tasks
-from gpipe_bench.emulator.recording import recording
+from gpipe_bench.emulator.recording import TaskRows, name_tasks, recording
 from gpipe_bench.machine.replay import Replay
 from gpipe_bench.results.timeline import COMPUTE_KINDS, TimelineEvent
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
