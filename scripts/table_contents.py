@@ -14,8 +14,7 @@ from gpipe_bench.bench.published.measured import TABLES as MEASURED
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.text import listing, significant
 from gpipe_bench.results.outcomes import THROUGHPUT
-from gpipe_bench.results.peer_rows import TINY
-from gpipe_bench.results.rows import Row
+from gpipe_bench.results.rows import TINY, Row
 from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing
 from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count

@@ -101,7 +101,7 @@ def table(
 
 
 def _print_answer(known: list[Row], rows: Path) -> None:
-    from gpipe_bench.report.answer import answers
+    from gpipe_bench.report.tables import answers
     from gpipe_bench.results.outcomes import SCATTER
     from gpipe_bench.util.console import Column, Grid, output
 

@@ -11,8 +11,7 @@ from gpipe_bench.data import PUBLISHED_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Selection
 from gpipe_bench.results.outcomes import printed_beside
-from gpipe_bench.results.peer_rows import PeerRow
-from gpipe_bench.results.rows import EVIDENCE, Row
+from gpipe_bench.results.rows import EVIDENCE, PeerRow, Row
 from gpipe_bench.results.tables import header_of, plain_records, read_records, read_table, read_text
 from gpipe_bench.results.timeline import TimelineEvent
 

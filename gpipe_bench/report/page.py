@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -16,15 +17,16 @@ from gpipe_bench import __version__
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.style import EVIDENCE_COLOURS
 from gpipe_bench.figures.tables import is_race, read_events, read_rows
-from gpipe_bench.report.answer import answers
-from gpipe_bench.report.provenance import origin
 from gpipe_bench.report.sources import Source, find_sources
-from gpipe_bench.report.tables import PageTable, page_table
+from gpipe_bench.report.tables import PageTable, answers, page_table
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
 from gpipe_bench.results.catalogue import DrawnFigure, figures_of, run_name
 from gpipe_bench.results.rows import EVIDENCE, Row
 from gpipe_bench.results.tables import read_text
 from gpipe_bench.util.files import write_files
+
+if TYPE_CHECKING:
+    pass
 
 Step = Callable[[int, int, str], None]
 
@@ -48,6 +50,10 @@ _TITLES: Final = {
 _OTHERS: Final = "More tables"
 
 
+_FACTS: Final = ("evidence", "device", "profile", "torch", "cuda", "driver", "python", "commit", "dirty", "source")
+_NAMED_AT_MOST: Final = 6
+
+
 @dataclass(frozen=True, slots=True)
 class PageFigure:
     """A figure inside the page: its name, the evidence and hardware that it is of, the picture, and the caption."""
@@ -59,6 +65,23 @@ class PageFigure:
     image: Markup
     caption: str
     table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One file behind the page.
+
+    Attributes:
+        name: path below the folder of results.
+        sha256: digest of its bytes.
+        lines: without the header.
+        facts: the columns that describe the run, its machine and its packages, with their values.
+    """
+
+    name: str
+    sha256: str
+    lines: int
+    facts: list[tuple[str, str]]
 
 
 @dataclass(slots=True)
@@ -201,4 +224,27 @@ def _render(**words: Any) -> str:
     parts = {name: Markup(loader.get_source(environment, name)[0]) for name in _PARTS}  # noqa: S704
     return environment.get_template("page.html").render(
         colours=EVIDENCE_COLOURS, version=__version__, parts=parts, **words
+    )
+
+
+def origin(path: Path, folder: Path) -> Origin:
+    """What a table says of where it comes from.
+
+    Args:
+        path: a CSV file that was read before.
+        folder: its name is given below this.
+    """
+    table = read_text(path)
+    facts = []
+    for name in (name for name in _FACTS if name in table):
+        found = [value for value in table[name].unique() if value]
+        facts.append((name, ", ".join(found) if len(found) <= _NAMED_AT_MOST else f"{len(found)} different"))
+    started = sorted({*table.get("started_utc", ())} - {""})
+    if started:
+        facts.append(("started", started[0] if started[0] == started[-1] else f"{started[0]} to {started[-1]}"))
+    return Origin(
+        path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name,
+        hashlib.sha256(path.read_bytes()).hexdigest(),
+        len(table),
+        [(name, text) for name, text in facts if text],
     )

@@ -12,8 +12,6 @@ from typing import Any, ClassVar, Final
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.schedules.cycles import ideal_bubble
 
-__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "Record", "Row"]
-
 SCHEMA_VERSION: Final = 2
 _FIELDS: Final = TABLES["rows"].fields
 EVIDENCE: Final = tuple(_FIELDS["evidence"]["constraints"]["enum"])
@@ -137,3 +135,49 @@ class Row(Record):
         if unknown:
             raise ValueError(f"columns must be those of schema {SCHEMA_VERSION}, got {unknown}; remove or rename them")
         return cls(**data)
+
+
+TINY: Final = ("cells", "combinations")
+"""Workloads of the race of peers that have tiny layers: host time counts, throughput means nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRow(Record):
+    """One contender of the race of peers on one workload."""
+
+    TABLE = "peers"
+    NAMED_BY = "case"
+
+    experiment: str = "peers"
+    workload: str = ""
+    contender: str = ""
+    package: str = ""
+    package_version: str = ""
+    threads: int | None = None
+    processes: int | None = None
+    variant: str = ""
+    rounds: int | None = None
+    steps: int | None = None
+    step_time_ms: float | None = None
+    cpu_time_ms: float | None = None
+    host_time_per_cell_us: float | None = None
+    throughput_samples_per_s: float | None = None
+    baseline: str = ""
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    peak_live_mib: float | None = None
+    gradients: str = ""
+    gradient_difference: float | None = None
+    gradient_tolerance: float | None = None
+    limit_ms: float | None = None
+    limit_samples_per_s: float | None = None
+    gap_ms: float | None = None
+    gap_imbalance_ms: float | None = None
+    gap_host_ms: float | None = None
+    gap_contention_ms: float | None = None
+    gap_copies_ms: float | None = None
+    gap_other_ms: float | None = None
+    cores: int | None = None
+    case: str = ""
+    forward_passes: float | None = None

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, note
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE
-from gpipe_bench.results.peer_rows import TINY, PeerRow
+from gpipe_bench.results.rows import TINY, PeerRow
 from gpipe_bench.results.tables import plain_records, read_table
 
 MODES: Final = ("never", "except_last", "always")

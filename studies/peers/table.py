@@ -15,7 +15,8 @@ from typing import Any, Final
 from gpipe_bench.components import Components
 from gpipe_bench.results.configurations import configurations_beside, digest
 from gpipe_bench.results.intervals import Interval, median_interval, paired_ratios
-from gpipe_bench.results.peer_rows import STEP_COLUMNS, PeerRow
+from gpipe_bench.results.rows import PeerRow
+from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import companion_path, csv_text
 from gpipe_bench.util.files import write_files
 from studies.peers.race import ContenderTimes, Raced
@@ -50,7 +51,7 @@ def write_race(
     write_files(
         {
             out: csv_text(PeerRow.columns(), [row.to_dict() for row in rows]),
-            companion_path(out, "steps"): csv_text(STEP_COLUMNS, step_records(raced)),
+            companion_path(out, "steps"): csv_text(TABLES["peers-steps"].columns, step_records(raced)),
             **configurations_beside(out, [configuration]),
         }
     )
@@ -58,7 +59,7 @@ def write_race(
 
 
 def step_records(raced: Sequence[Raced]) -> list[dict[str, Any]]:
-    """A record per timed step."""
+    """A record per timed step: its round, the place of its contender in the order of that round, its number there."""
     found = []
     for outcome in (outcome for one in raced for outcome in one):
         head = {"evidence": "measured", "case": outcome.case.id, "contender": outcome.contender.name}

@@ -8,7 +8,7 @@ import pytest
 
 from gpipe_bench.bench.evaluation.compare import compare_rows, usual_metrics
 from gpipe_bench.cli import main
-from gpipe_bench.results.peer_rows import PeerRow
+from gpipe_bench.results.rows import PeerRow
 from gpipe_bench.results.tables import csv_text
 
 TINY = PeerRow(

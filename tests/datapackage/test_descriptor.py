@@ -13,8 +13,7 @@ from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
-from gpipe_bench.results.peer_rows import PeerRow
-from gpipe_bench.results.rows import Row
+from gpipe_bench.results.rows import PeerRow, Row
 from gpipe_bench.results.schema import TABLES, table_of
 from gpipe_bench.results.transparency_rows import TransparencyRow
 from tests.project.tree import ROOT

@@ -16,8 +16,8 @@ import pytest
 
 from gpipe_bench.cli import main
 from gpipe_bench.components import PUBLISHED
-from gpipe_bench.report.answer import answers
 from gpipe_bench.report.page import write_report
+from gpipe_bench.report.tables import answers
 from gpipe_bench.report.timelines import EVENT_FIELDS
 from gpipe_bench.results.timeline import KINDS
 from tests.figures.synthetic import ablation_row, cpu_ways, event_records, step_events, write_events, write_rows

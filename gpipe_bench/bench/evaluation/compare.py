@@ -21,8 +21,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpipe_bench.results.intervals import LEVEL, Comparison, Interval, compare_samples, enough_repeats, repeats_needed
-from gpipe_bench.results.peer_rows import TINY, PeerRow
-from gpipe_bench.results.rows import Record, Row
+from gpipe_bench.results.rows import TINY, PeerRow, Record, Row
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.util.console import Column, Grid
 from gpipe_bench.util.nearest import nearest
