@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Final
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.schedules.cycles import ideal_bubble
 
+__all__ = ["EVIDENCE", "SCHEMA_VERSION", "STATUSES", "PeerRow", "Record", "Row"]
+
 SCHEMA_VERSION: Final = 2
 _FIELDS: Final = TABLES["rows"].fields
 EVIDENCE: Final = tuple(_FIELDS["evidence"]["constraints"]["enum"])

@@ -37,7 +37,7 @@ EXPORTS = {
         "split_min_max",
     ],
     "gpipe_bench.components": ["Components", "PUBLISHED"],
-    "gpipe_bench.results.rows": ["EVIDENCE", "Record", "Row", "SCHEMA_VERSION", "STATUSES"],
+    "gpipe_bench.results.rows": ["EVIDENCE", "PeerRow", "Record", "Row", "SCHEMA_VERSION", "STATUSES"],
     "gpipe_bench.schedules.cycles": [
         "CHECKPOINT_MODES",
         "Cycle",
