@@ -84,16 +84,21 @@ def hooks_of(module: nn.Module) -> list[str]:
 
 
 def check_sharing(module: nn.Sequential) -> None:
-    """Check that children and their parameters are distinct."""
+    """Check that children are distinct, and modules with parameters within one of them. A parameter may be in several.
+
+    While a partition computes, such a module has the copies of its device.
+    """
     owners: dict[int, str] = {}
     for name, child in module.named_children():
-        for parameter_name, parameter in child.named_parameters():
-            owner = owners.setdefault(id(parameter), name)
-            if owner != name:
-                raise ValueError(
-                    f"a parameter must belong to one child, got {parameter_name!r} of child '{name}' shared with "
-                    f"child '{owner}'; give each child its own, or merge the two into one child"
-                )
+        for inner_name, inner in child.named_modules():
+            if next(inner.parameters(recurse=False), None) is not None:
+                owner = owners.setdefault(id(inner), name)
+                if owner != name:
+                    raise ValueError(
+                        f"a module with parameters must belong to one child, got {inner_name!r} of child '{name}' "
+                        f"shared with child '{owner}'; give each child a module of its own, and let these share the "
+                        "parameter, as in head.weight = embedding.weight"
+                    )
     places: dict[int, int] = {}
     for place, child in enumerate(module):
         first = places.setdefault(id(child), place)

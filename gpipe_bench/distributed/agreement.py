@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from gpipe_bench.engine.tied import Tie
 from gpipe_bench.skip.layout import SkipLayout
 
 
@@ -47,7 +48,13 @@ def fingerprint(value: object) -> str:
 
 
 def description(
-    module: nn.Module, balance: Sequence[int], schedule: Any, layout: SkipLayout, *, deferred: bool
+    module: nn.Module,
+    balance: Sequence[int],
+    schedule: Any,
+    layout: SkipLayout,
+    ties: Sequence[Tie],
+    *,
+    deferred: bool,
 ) -> dict[str, Any]:
     """What a process has made its pipeline of."""
     return {
@@ -55,6 +62,7 @@ def description(
         "buffers": {name: _form(each) for name, each in module.named_buffers()},
         "balance": list(balance),
         "skips": [*layout.routes.values()],
+        "partitions of tied weights": [[*tie.slots] for tie in ties],
         "schedule": schedule if isinstance(schedule, str) else "one of your own",
         "deferred_batch_norm": deferred,
         "layers": {name or "the module": type(each).__qualname__ for name, each in module.named_modules()},
@@ -63,7 +71,7 @@ def description(
 
 def parameters_of(modules: Iterable[nn.Module]) -> dict[str, str]:
     """The type and shape of each parameter, and whether it is frozen."""
-    named = chain.from_iterable(module.named_parameters() for module in modules)
+    named = chain.from_iterable(module.named_parameters(remove_duplicate=False) for module in modules)
     return {name: _form(each) + ("" if each.requires_grad else ", frozen") for name, each in named}
 
 

@@ -6,7 +6,8 @@ The gradients of a partition are sent as soon as its last backward action has en
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Any
 
@@ -40,8 +41,9 @@ class Replicas:
         self._group, self.links = group, links
         self.others = [links.ranks[peer] for peer in links]
         self._partitions: Sequence[nn.Module] = ()
+        self._tied: AbstractSet[nn.Parameter] = frozenset()
         self._left: Counter[int] = Counter()
-        self._sums: list[tuple[Any, Tensor, list[nn.Parameter]]] = []
+        self._sums: list[tuple[Any, Tensor, list[Tensor]]] = []
 
     def agree(self, settings: Mapping[str, Any], advice: str = "make the same calls everywhere") -> None:
         """Check that all replicas have the same settings, which hold no tensors; each of them raises the same error.
@@ -66,14 +68,20 @@ class Replicas:
         """
         with torch.no_grad():
             for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-                own = _local(name, tensor.detach())
+                own = local_part(name, tensor.detach())
                 value = own.resolve_conj().resolve_neg().contiguous()
                 # As bytes: gloo does not know all types.
                 self._wait(self._group.broadcast(value.flatten().view(torch.uint8), 0))
                 own.copy_(value)
 
-    def begin(self, partitions: Sequence[nn.Module], order: Sequence[Action], settings: Mapping[str, Any]) -> None:
-        """Before a step: what all processes will do, and the partitions of this one.
+    def begin(
+        self,
+        partitions: Sequence[nn.Module],
+        tied: AbstractSet[nn.Parameter],
+        order: Sequence[Action],
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Before a step: what all processes will do, the partitions of this one, and which weights of them are tied.
 
         Raises:
             ValueError: another replica has other settings, trains other parameters or in other modes, or has not
@@ -86,11 +94,13 @@ class Replicas:
         parameters = parameters_of(partitions)
         own = {"parameters": parameters, "modes of layers": modes, "gradients before this step": sorted(kept)}
         self.agree({**settings, **own})
-        self._partitions, self._sums = partitions, []
+        self._partitions, self._tied, self._sums = partitions, tied, []
         self._left = Counter(action.j for action in order if action.kind in "BW")
 
     def done(self, action: Action) -> None:
         """After an action: if it was the last one that adds to gradients of its partition, begin to average them.
+
+        Those of tied weights are averaged once they are summed up.
 
         Raises:
             ValueError: one of them is sparse.
@@ -98,39 +108,20 @@ class Replicas:
         if action.kind in "BW":
             self._left[action.j] -= 1
             if not self._left[action.j]:
-                with torch.no_grad():
-                    self._average(self._partitions[action.j])
+                named = self._partitions[action.j].named_parameters()
+                self.average([(name, parameter) for name, parameter in named if parameter not in self._tied])
 
-    def finish(self) -> None:
-        """Wait until all gradients are averaged."""
-        while self._sums:
-            work, flat, parameters = self._sums.pop()
-            self._wait(work)
-            with torch.no_grad():
-                sizes = [_local("", parameter.detach()).numel() for parameter in parameters]
-                *parts, there = torch.split(flat, [*sizes, len(parameters)])
-                for index, (parameter, part) in enumerate(zip(parameters, parts, strict=True)):
-                    if parameter.grad is None and there[index] != 0:
-                        parameter.grad = torch.zeros_like(parameter)
-                    if parameter.grad is not None:
-                        grad = _local("", parameter.grad)
-                        grad.copy_(part.view_as(grad))
-
-    def close(self) -> None:
-        """Close all connections, and abort what still waits on a device."""
-        self.links.close()
-        if isinstance(self._group, DeviceGroup):
-            self._group.abort()
-
-    def _average(self, layers: nn.Module) -> None:
-        by_type: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
-        for name, parameter in layers.named_parameters():
+    @torch.no_grad()
+    def average(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Begin to average the gradients of some parameters."""
+        by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+        for name, parameter in named:
             if parameter.requires_grad:
                 if parameter.grad is None:
                     # It may have got a gradient in another replica.
-                    part = torch.zeros_like(_local(name, parameter.detach()))
+                    part = torch.zeros_like(local_part(name, parameter.detach()))
                 else:
-                    part = _local(name, _placed_as(parameter))
+                    part = local_part(name, placed_as(parameter))
                 by_type.setdefault(parameter.dtype, []).append((parameter, part))
         for dtype, pairs in by_type.items():
             # A parameter that got no gradient in any replica gets none: behind all stands which ones there are.
@@ -141,6 +132,27 @@ class Replicas:
             sent = torch.view_as_real(flat) if flat.is_complex() else flat
             self._sums.append((self._group.allreduce([sent]), flat, [parameter for parameter, _ in pairs]))
 
+    def finish(self) -> None:
+        """Wait until all gradients are averaged."""
+        while self._sums:
+            work, flat, parameters = self._sums.pop()
+            self._wait(work)
+            with torch.no_grad():
+                sizes = [local_part("", parameter.detach()).numel() for parameter in parameters]
+                *parts, there = torch.split(flat, [*sizes, len(parameters)])
+                for index, (parameter, part) in enumerate(zip(parameters, parts, strict=True)):
+                    if parameter.grad is None and there[index] != 0:
+                        parameter.grad = torch.zeros_like(parameter)
+                    if parameter.grad is not None:
+                        grad = local_part("", parameter.grad)
+                        grad.copy_(part.view_as(grad))
+
+    def close(self) -> None:
+        """Close all connections, and abort what still waits on a device."""
+        self.links.close()
+        if isinstance(self._group, DeviceGroup):
+            self._group.abort()
+
     def _wait(self, work: Any) -> None:
         try:
             work.wait()
@@ -148,9 +160,9 @@ class Replicas:
             raise LostError(error) from None
 
 
-def _local(name: str, tensor: Any) -> Tensor:
+def local_part(name: str, tensor: Any) -> Tensor:
     """The memory that this process has of a parameter, buffer or gradient: of a DTensor, its shard."""
-    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    part = tensor.tolocal_part() if hasattr(tensor, "to_local") else tensor
     # A collective may still fill it.
     part = part.wait() if hasattr(part, "wait") else part
     if part.layout != torch.strided or part.is_quantized or part.is_nested or hasattr(part, "__tensor_flatten__"):
@@ -163,7 +175,7 @@ def _local(name: str, tensor: Any) -> Tensor:
     return found
 
 
-def _placed_as(parameter: Any) -> Any:
+def placed_as(parameter: Any) -> Any:
     """The gradient of a parameter. That of a DTensor is placed as the parameter, so that replicas add what is alike."""
     if hasattr(parameter, "placements") and parameter.grad.placements != parameter.placements:
         parameter.grad = parameter.grad.redistribute(placements=parameter.placements)

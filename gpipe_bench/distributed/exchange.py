@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpipe_bench.distributed import messages
 from gpipe_bench.distributed.agreement import Begin
@@ -30,21 +30,26 @@ from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.failures import LostError
 from gpipe_bench.distributed.messages import Description
 from gpipe_bench.distributed.staging import Staging
+from gpipe_bench.distributed.tied import summed
 from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.engine.runtime.mailboxes import Key, Mailboxes, Stopped
+from gpipe_bench.engine.tied import Copies
 from gpipe_bench.errors import PeerError, text_of
 from gpipe_bench.schedules import Action
 from gpipe_bench.schedules.messages import holder
 
 T = TypeVar("T")
 
+_BETWEEN_PROCESSES: Final = ("begin", "end", "tied")
+"""Ways of boxes that belong to processes and not to partitions."""
+
 
 class Exchange(Mailboxes):
     """The mailboxes of one process for one batch.
 
-    Beside activations and gradients, which go to the process of a partition, there are boxes with the ways ``begin``
-    and ``end``: what processes tell each other about the batch. For these ``j`` is the rank of the receiver, ``i`` that
-    of the sender.
+    Beside activations and gradients, which go to the process of a partition, there are boxes with the ways ``begin``,
+    ``end`` and ``tied``: what processes tell each other about the batch, and about tied weights. For these ``j`` is the
+    rank of the receiver, ``i`` that of the sender.
 
     Args:
         connections: to the other processes.
@@ -78,7 +83,7 @@ class Exchange(Mailboxes):
     def put(self, key: Key, value: Any) -> None:
         """Fill a box, here or in another process."""
         way, i, j, skip = key
-        target = j if way in ("begin", "end") else self._ranks[j]
+        target = j if way in _BETWEEN_PROCESSES else self._ranks[j]
         if target == self._rank:
             self._values[key] = value
             return
@@ -140,6 +145,11 @@ class Exchange(Mailboxes):
         """Let the tasks of all processes draw from one seed; gives the actions of the own partitions."""
         randomness.share(self._seed)
         return [action for action in order if self._ranks[action.j] == self._rank]
+
+    def tied_grads(self, copies: Copies) -> list[tuple[nn.Parameter, Tensor | None]]:
+        """Sum up the gradients of tied weights over all processes that have them; see :mod:`.tied`."""
+        self.check()
+        return summed(self, copies, self._ranks, self._rank)
 
     def leave(self, randomness: BatchRandomness, total: Callable[[], Tensor] | None = None) -> Any:
         """End the averages of a batch; all processes get the loss of the last one, and generators that stand alike."""
@@ -204,7 +214,7 @@ class Exchange(Mailboxes):
             self.check()
 
     def _source(self, way: str, i: int, j: int, skip: Any) -> int:
-        if way in ("begin", "end"):
+        if way in _BETWEEN_PROCESSES:
             return i
         forward = way == "F"
         if skip is None:

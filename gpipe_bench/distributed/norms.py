@@ -19,11 +19,16 @@ Norms = tuple[Tensor, list[list[torch.dtype]]]
 
 
 @torch.no_grad()
-def norms_of(partitions: Iterable[nn.Module], norm_type: float) -> Norms:
-    """The norm of each gradient; that of a DTensor is of the whole one, so all processes of its mesh must call this."""
+def norms_of(partitions: Iterable[Iterable[nn.Parameter]], norm_type: float) -> Norms:
+    """The norm of each gradient; that of a DTensor is of the whole one, so all processes of its mesh must call this.
+
+    Args:
+        partitions: for each partition the parameters that count.
+        norm_type: of the p-norm.
+    """
     norms, kinds = [], []
-    for part in partitions:
-        grads: list[Any] = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
+    for parameters in partitions:
+        grads: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
         kinds.append([grad.dtype for grad in grads])
         # One by one: gradients of several types do not go through one kernel.
         found = [torch._foreach_norm([grad], float(norm_type))[0] for grad in grads]  # noqa: SLF001 - public, for all its name

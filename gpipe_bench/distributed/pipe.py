@@ -18,6 +18,7 @@ from gpipe_bench.distributed.connections import Connections, given_group
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.norms import clip, norms_of, total_norm
+from gpipe_bench.distributed.tied import Elsewhere, pairs, share, stand_ins
 from gpipe_bench.engine.arguments import checked_module, named_device
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
 from gpipe_bench.engine.goal import Goal, Reduction
@@ -29,6 +30,7 @@ from gpipe_bench.engine.randomness import seeded, state_digest
 from gpipe_bench.engine.replicas import check_layers
 from gpipe_bench.engine.runtime.executor import RuntimeExecutor
 from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, ranks_of_partitions
+from gpipe_bench.engine.tied import Tie, find_ties
 from gpipe_bench.errors import DeviceCountError, PeerError, text_of
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
 
@@ -47,7 +49,8 @@ class Pipe(PartitionedModule):
         loss = pipe.step(x, y, criterion)   # x is used in the first process, y in the last one
         optimizer.step()
 
-    Parameters have the names that they have in ``module``; a process has those of its partitions.
+    Parameters have the names that they have in ``module``; a process has those of its partitions. Processes that have a
+    tied weight sum up its gradient; each has the weight, under its first name in ``module``, and steps alike.
 
     Args:
         module: the layers, the same ones in all processes.
@@ -117,26 +120,30 @@ class Pipe(PartitionedModule):
             ranks = process_ranks(chosen, len(sizes), self._size)
             if deferred_batch_norm:
                 convert_deferred_batch_norm(module)
-            partitions, layout = own_partitions(module, sizes, [rank == self.rank for rank in ranks], own, materialise)
+            is_own = [rank == self.rank for rank in ranks]
+            partitions, layout, self.ties = own_partitions(module, sizes, is_own, own, materialise)
             self._executor = RuntimeExecutor(chosen, [own] * len(ranks), ranks)
             self._pipeline = Pipeline(self._executor, ranks, processes=True)
             self.adopt_layers(partitions, layout, sizes, [own] * len(ranks))
+            # First, so that parameters have these names.
+            self.__dict__["_modules"] = {**stand_ins(self.ties), **self._modules}
             nccl, links = self._connections.over_nccl, self._connections.links
-            made = description(module, sizes, schedule, layout, deferred=deferred_batch_norm)
+            made = description(module, sizes, schedule, layout, self.ties, deferred=deferred_batch_norm)
             mine = {"NCCL": nccl is not None} | made
             found = exchange.gather(mine)
             # All must have heard of the others before one of them stops.
             exchange.finish()
             compare(found, links.ranks)
             if nccl is not None:
-                nccl.connect(edges(ranks, layout), own)
+                nccl.connect(edges(ranks, layout, self.ties), own)
+            share(exchange, self.ties, ranks, self.rank)
 
-            def share(replicas: Replicas) -> None:
+            def alike(replicas: Replicas) -> None:
                 own = [j for j, rank in enumerate(ranks) if rank == self.rank]
                 replicas.agree(mine | {"the own partitions": own}, "make the same pipeline everywhere")
                 replicas.copy(self)
 
-            exchange.replicated(share)
+            exchange.replicated(alike)
 
     def forward(self, input: Any = None) -> Any:  # noqa: A002 - as in GPipe
         """Evaluate one batch, in every process and without gradients.
@@ -196,7 +203,8 @@ class Pipe(PartitionedModule):
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
             settings["reduction"] = "a function" if callable(reduction) else reduction if last else None
             actions = self._executor.lists(batch.plan).facts.order if batch.plan.backward else ()
-            exchange.replicated(lambda replicas: replicas.begin(self.partitions, actions, settings))
+            tied = {tie.parameter for tie in self.ties or () if tie.parameter is not None}
+            exchange.replicated(lambda replicas: replicas.begin(self.partitions, tied, actions, settings))
             total, output = self._executor.step(batch, goal, exchange)
         return (total.to(self._device), output) if return_output else total.to(self._device)
 
@@ -216,14 +224,31 @@ class Pipe(PartitionedModule):
         with self._together(ranks, {}) as exchange:
             self._agreed(exchange, call, "clip_grad_norm_")
             exchange.replicated(lambda replicas: replicas.agree(call))
-            found = exchange.gather(norms_of(self.partitions, norm_type))
+            found = exchange.gather(norms_of(self._counted_once(), norm_type))
         total = total_norm(found, ranks, norm_type, self._device)
         clip(self.parameters(), max_norm, total)
         return total
 
+    def _counted_once(self) -> Iterator[list[nn.Parameter]]:
+        """The parameters of each partition but tied ones of partitions before it."""
+        for j, partition in enumerate(self.partitions):
+            before = {tie.parameter for tie in self.ties or () if min(tie.slots) < j}
+            yield [parameter for parameter in partition.parameters() if parameter not in before]
+
     def close(self) -> None:
         """Close the connections of the pipeline, which can run no more."""
         self._connections, self.failure = None, self.failure or "it was closed"
+
+    def __len__(self) -> int:
+        """The number of layers of this process."""
+        return len(self._layers())
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """The layers of this process in order."""
+        return iter([layer for _, layer in self._layers()])
+
+    def _layers(self) -> list[tuple[str, Any]]:
+        return [child for child in self._modules.items() if not isinstance(child[1], Elsewhere)]
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")
@@ -252,7 +277,7 @@ class Pipe(PartitionedModule):
     def _begun(self, exchange: Exchange, value: Any, call: str) -> tuple[Batch, Begin]:
         """A batch, with its micro-batches if they begin here, and what the first process has said of it."""
         self.check_free()
-        if list(self._modules.items()) != self.layers_in_use:
+        if self._layers() != self.layers_in_use:
             raise ValueError("layers of a distributed pipeline must stay, got others; make a new pipeline of them")
         settings: dict[str, Any] = {"the call": call}
         if self.rank == self._pipeline.ranks[0]:
@@ -318,8 +343,8 @@ def own_partitions(
     is_own: Sequence[bool],
     device: torch.device,
     materialise: Callable[[nn.Module], object] | None,
-) -> tuple[list[nn.Sequential], SkipLayout]:
-    """The partitions of a process, with memory on its device, the others without layers; and the skips of all.
+) -> tuple[list[nn.Sequential], SkipLayout, list[Tie]]:
+    """The partitions of a process, with memory on its device, the others without layers; the skips and ties of all.
 
     Args:
         module: the layers of all processes.
@@ -332,24 +357,27 @@ def own_partitions(
     named = list(module.named_children())
     layers = iter(named)
     whole = [nn.Sequential(OrderedDict(islice(layers, size))) for size in balance]
+    ties = [tie.within(is_own) for tie in find_ties(whole)]
     partitions = [part if own else nn.Sequential() for part, own in zip(whole, is_own, strict=True)]
     kept = {layer for part in partitions for layer in part}
+    made: dict[Tensor, Tensor] = {}
     with seeded(device) as seed:
         for number, (_, layer) in enumerate(named):
             if layer not in kept:
                 continue
             seed(number)
-            for each in _given_memory(layer, device):
+            for each in _given_memory(layer, device, made):
                 if materialise is not None:
                     materialise(each)
             layer.to(device)
-    return partitions, inspect_skip_layout(whole)
+    return partitions, inspect_skip_layout(whole), ties
 
 
-def _given_memory(layer: nn.Module, device: torch.device) -> list[nn.Module]:
+def _given_memory(layer: nn.Module, device: torch.device, made: dict[Tensor, Tensor]) -> list[nn.Module]:
     """Give memory to what is on ``meta``, and nothing else; gives the modules that hold any of it, or whose modules do.
 
-    ``nn.Module.to_empty`` would also empty what has values, and part weights that are tied.
+    ``nn.Module.to_empty`` would also empty what has values, and part weights that are tied: ``made`` has what was made
+    in the place of each tensor, in this layer and in others.
     """
 
     def on_meta(module: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor]]:
@@ -358,7 +386,6 @@ def _given_memory(layer: nn.Module, device: torch.device) -> list[nn.Module]:
         return [(name, tensor) for name, tensor in named if tensor.is_meta]
 
     modules = [module for module in layer.modules() if on_meta(module, recurse=True)]
-    made: dict[Tensor, Tensor] = {}
     for module in modules:
         for name, tensor in on_meta(module, recurse=False):
             if tensor not in made:
@@ -369,9 +396,9 @@ def _given_memory(layer: nn.Module, device: torch.device) -> list[nn.Module]:
     return modules
 
 
-def edges(ranks: Sequence[int], layout: SkipLayout) -> set[tuple[int, int]]:
-    """(sender, receiver) of all channels: neighbours, those of skips, and all with rank 0 and the first process."""
+def edges(ranks: Sequence[int], layout: SkipLayout, ties: Sequence[Tie]) -> set[tuple[int, int]]:
+    """(sender, receiver) of all channels: neighbours, skips, ties, and all with rank 0 and the first process."""
     ends = [pair for chain in (range(len(ranks)), *layout.chains(shared=True).values()) for pair in pairwise(chain)]
-    pairs = {(ranks[source], ranks[target]) for source, target in ends}
-    pairs |= {(center, rank) for center in (0, ranks[0]) for rank in ranks}
-    return {edge for pair in pairs for edge in (pair, pair[::-1]) if pair[0] != pair[1]}
+    found = {(ranks[source], ranks[target]) for source, target in ends} | {*pairs(ties, ranks)}
+    found |= {(center, rank) for center in (0, ranks[0]) for rank in ranks}
+    return {edge for pair in found for edge in (pair, pair[::-1]) if pair[0] != pair[1]}

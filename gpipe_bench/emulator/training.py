@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gpipe_bench.emulator.shapes import keep_gradients
 from gpipe_bench.engine.gpipe import GPipe
+from gpipe_bench.engine.tied import find_ties
 from gpipe_bench.errors import BalanceError, ConfigError
 from gpipe_bench.kernels.optimizers import make_optimizer
 from gpipe_bench.kernels.specs import meta_twin
@@ -80,7 +81,7 @@ class Training:
     """
 
     def __init__(self, work: Work, request: Request, devices: Sequence[torch.device]) -> None:
-        layers = iter(work.module)
+        layers, ties = iter(work.module), find_ties([*work.module])
         if sum(request.balance) != len(work.module):
             total = sum(request.balance)
             rule = f"balance must sum to the {len(work.module)} layers of the model"
@@ -88,6 +89,8 @@ class Training:
         for rank, count in zip(request.placement, request.balance, strict=True):
             for layer in islice(layers, count):
                 layer.to_empty(device=devices[rank])
+        for tie in ties:
+            tie.fasten()
         self.pipe = GPipe(
             work.module,
             balance=list(request.balance),

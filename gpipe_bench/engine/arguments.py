@@ -11,6 +11,7 @@ from torch import nn
 
 from gpipe_bench.autograd.sequential import check_outermost, check_sharing
 from gpipe_bench.engine.batchnorm import convert_deferred_batch_norm
+from gpipe_bench.engine.tied import find_ties
 from gpipe_bench.errors import BalanceError, DeviceCountError
 from gpipe_bench.settings import LayerCounts, checked
 from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout, verify_skippables
@@ -109,6 +110,8 @@ def split_layers(
 ) -> tuple[list[nn.Sequential], SkipLayout]:
     """Cut a module into partitions of class ``container`` and move each to its device; layers keep their names.
 
+    A parameter that several partitions have goes to the device of the first one.
+
     Returns:
         The partitions, and where skips begin and end.
     """
@@ -130,5 +133,10 @@ def split_layers(
                 f"layers must have numbers to be put on a device, got partition {len(partitions)} on 'meta'; call "
                 f"module.to_empty(device='{device}') and initialise it before"
             )
-        partitions.append(partition.to(device))
+        partitions.append(partition)
+    ties = find_ties(partitions)
+    for partition, device in reversed([*zip(partitions, devices, strict=True)]):
+        partition.to(device)
+    for tie in ties:
+        tie.fasten()
     return partitions, inspect_skip_layout(partitions)

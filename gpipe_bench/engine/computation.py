@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from traceback import clear_frames
 from typing import Any
 
@@ -139,9 +140,9 @@ class Computation:
             raise
 
     def observed(self, kind: str, job: Any, *args: Any) -> Any:
-        """Run ``job`` on the compute stream, and report it as a task of this kind."""
-        observer = self._batch.observer
-        with use_stream(self.stream), self._batch.turns.turn(self.partition.j):
+        """Run ``job`` on the compute stream, with the partition's copies of tied weights, and report it as a task."""
+        observer, copies, j = self._batch.observer, self._batch.copies, self.partition.j
+        with use_stream(self.stream), self._batch.turns.turn(j), copies.in_use(j) if copies else nullcontext():
             return job(*args) if observer is None else observed(observer, self.task, (kind,), job, *args)
 
     def task(self, kind: str) -> Task:

@@ -194,27 +194,16 @@ class GPipe(PartitionedModule):
 
 def cut_input(value: Any, chunks: int, device: torch.device | None) -> Cut:
     """The micro-batches of what a caller hands to the pipeline; without a partition any device is right."""
-    if isinstance(value, MicroBatches):
-        for each in value.values:
-            _tensors_of(each)
+    ready = isinstance(value, MicroBatches)
+    for each in value.values if ready else [value]:
+        values = each if isinstance(each, tuple) else (each,)
+        foreign = [type(item).__name__ for item in values if not isinstance(item, Tensor)]
+        if foreign or not values:
+            got = f"a tuple with {', '.join(foreign)}" if isinstance(each, tuple) and foreign else type(each).__name__
+            got = "an empty tuple" if not values else got
+            raise TypeError(f"input must be a tensor or a tuple of tensors, got {got}; pass only tensors")
+    if ready:
         return ready_made(value.values, device)
-    check_input(value, device)
-    return Cut(*scatter(value, chunks), chunks, gather)
-
-
-def _tensors_of(value: Any) -> Sequence[Tensor]:
-    values = value if isinstance(value, tuple) else (value,)
-    foreign = [type(item).__name__ for item in values if not isinstance(item, Tensor)]
-    if foreign or not values:
-        got = f"a tuple with {', '.join(foreign)}" if isinstance(value, tuple) and foreign else type(value).__name__
-        got = "an empty tuple" if not values else got
-        raise TypeError(f"input must be a tensor or a tuple of tensors, got {got}; pass only tensors")
-    return values
-
-
-def check_input(value: Any, device: torch.device | None) -> None:
-    """Check a batch; without a partition any device is right."""
-    values = _tensors_of(value)
     if any(tensor.dim() == 0 for tensor in values):
         raise ValueError("input must have a batch dimension, got a tensor without dimensions; unsqueeze it")
     sizes = [tensor.size(0) for tensor in values]
@@ -222,6 +211,7 @@ def check_input(value: Any, device: torch.device | None) -> None:
         raise ValueError(f"tensors of an input must agree in dimension 0, got sizes {sizes}; pass one batch")
     for tensor in values:
         check_device("input", tensor, device)
+    return Cut(*scatter(value, chunks), chunks, gather)
 
 
 def scatter(value: Any, chunks: int) -> tuple[list[MicroBatch], list[int]]:

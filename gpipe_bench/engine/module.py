@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Self
 
@@ -23,6 +24,7 @@ from gpipe_bench.engine.arguments import named_device, split_layers
 from gpipe_bench.engine.batchnorm import DeferredBatchNorm
 from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.placed import device_of, taken_out
+from gpipe_bench.engine.tied import Tie
 from gpipe_bench.engine.worker import this_thread
 from gpipe_bench.errors import PlacementError, UnsupportedError
 from gpipe_bench.settings import Checkpoint, Chunks, DefersBatchNorm, Switches, Transfer, Workers, checked
@@ -60,6 +62,7 @@ class PartitionedModule(nn.Module):
     Attributes:
         skip_layout: where skips begin and end.
         deferred_layers: batch normalization that updates its statistics once per batch.
+        ties: tied weights, if partitions belong to several processes; else None, since they may change.
         task_observer: told of every task of a batch.
         batch_lock: held by a batch.
     """
@@ -87,6 +90,7 @@ class PartitionedModule(nn.Module):
         self.skip_layout = SkipLayout({})
         self.deferred_layers: list[DeferredBatchNorm] = []
         self.layers_in_use: list[tuple[str, nn.Module]] = []
+        self.ties: Sequence[Tie] | None = None
 
     def adopt_layers(
         self,
@@ -228,9 +232,11 @@ class PartitionedModule(nn.Module):
                 raise ValueError(_refusal(f"{sorted(changed)} added or removed", "make a new pipeline of other layers"))
             layers = OrderedDict[str, nn.Module]()
             places = [device for device, size in zip(self.devices, self.balance, strict=True) for _ in range(size)]
+            kept = [old for name, old in self.layers_in_use if self._modules[name] is old]
+            tied = {parameter for layer in kept for parameter in layer.parameters()}
             for (name, old), device in zip(self.layers_in_use, places, strict=True):
                 new = self._modules[name]
-                layers[name] = old if new is old else self._checked(name, new, device)
+                layers[name] = old if new is old else self._checked(name, new, device, tied)
             module = nn.Sequential(layers)
             check_sharing(module)
             verify_skippables(module)
@@ -255,11 +261,13 @@ class PartitionedModule(nn.Module):
         finally:
             self.task_observer = previous
 
-    def _checked(self, name: str, layer: nn.Module | None, device: torch.device) -> nn.Module:
-        """A new layer, as the constructor would have taken it."""
+    def _checked(
+        self, name: str, layer: nn.Module | None, device: torch.device, tied: AbstractSet[nn.Parameter]
+    ) -> nn.Module:
+        """A new layer, as the constructor would have taken it; it may have the parameters ``tied`` of others."""
         if layer is None:
             raise ValueError(_refusal(f"None in the place of '{name}'", "put an nn.Identity() there"))
-        place = device_of(name, layer)
+        place = device_of(name, layer, tied)
         if place not in (None, device):
             where = f"'{name}' on {place} in a partition on {device}"
             raise ValueError(_refusal(where, f"move it with .to('{device}') first"))

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,7 @@ from gpipe_bench.engine.observer import Observer
 from gpipe_bench.engine.partition import Partition, put_in_place
 from gpipe_bench.engine.randomness import BatchRandomness
 from gpipe_bench.engine.replicas import active_replica, check_layers, check_no_replica, check_replica
+from gpipe_bench.engine.tied import Copies, find_ties
 from gpipe_bench.engine.transfer import Endpoint, Route, Stream, current_stream, record_stream, wait_stream
 from gpipe_bench.engine.worker import Turns, this_thread
 from gpipe_bench.errors import UnsupportedError
@@ -154,8 +156,9 @@ class Batch:
         """
         module, plan = self.module, self.plan
         entering = [value for each in self.microbatches for value in each.values if isinstance(value, Tensor)]
+        weights = [[*each.layers.parameters()] for each in self.partitions]
         # PyTorch has not annotated it.
-        if any(unpack_dual(tensor).tangent is not None for tensor in (*entering, *module.parameters())):  # type: ignore[no-untyped-call]
+        if any(unpack_dual(tensor).tangent is not None for tensor in chain(entering, *weights)):  # type: ignore[no-untyped-call]
             raise UnsupportedError(NOT_TRACED)
         if plan.backward and not whole and dist.is_available() and dist.is_initialized():
             check_layers(module)
@@ -164,6 +167,10 @@ class Batch:
         shared = plan.m > 1 and plan.n > 1
         deferred = deferring(module.deferred_layers, plan.m) if module.deferred_layers else nullcontext()
         with module.batch_lock, deferred, uncached_weights(shared=shared, anew=not whole):
+            ties, found = module.ties, [getattr(weight, "tied_to", weight) for own in weights for weight in own]
+            if ties is None and len({*found}) < len(found):
+                ties = find_ties(module.partitions)
+            copies = Copies(ties, self.partitions, learning=plan.backward, whole=whole) if ties else None
             self.order_streams(self.microbatches, entering=True)
             # Without the clock-cycle, or with nothing to run beside, the calling thread issues every task. Tasks draw
             # the same random numbers in every thread.
@@ -189,13 +196,12 @@ class Batch:
                     turns=turns,
                     observer=module.task_observer,
                     partitions=self.partitions,
+                    copies=copies,
                     streams=[
                         each.endpoints(plan.m, computing, copy_streams=aside)
                         for each, (_, computing, _) in zip(self.partitions, self.streams, strict=True)
                     ],
-                    trained=[
-                        any(weight.requires_grad for weight in each.layers.parameters()) for each in self.partitions
-                    ],
+                    trained=[any(weight.requires_grad for weight in own) for own in weights],
                 )
             finally:
                 this_thread.locks = before
@@ -230,6 +236,7 @@ class BatchContext:
         turns: whether tasks take turns.
         observer: told of every task, if any.
         partitions: in place.
+        copies: of tied weights, if there are any.
         streams: where the copies of each partition begin or end, a list by micro-batch.
         trained: whether each partition has something to learn. If it has not, and no input of a task needs a gradient,
             the task is no checkpoint: nothing would be recomputed.
@@ -243,6 +250,7 @@ class BatchContext:
     turns: Turns
     observer: Observer | None
     partitions: list[Partition]
+    copies: Copies | None
     streams: list[list[Endpoint]]
     trained: list[bool]
 

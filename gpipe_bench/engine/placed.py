@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import chain, groupby, islice
 from typing import Any
 
@@ -41,11 +42,12 @@ class WithDevice(nn.Module):
         return self.module(*args, **kwargs)
 
 
-def device_of(name: str, layer: nn.Module) -> torch.device | None:
-    """Where a layer, or a :class:`WithDevice`, is; None if it has neither parameters nor buffers."""
+def device_of(name: str, layer: nn.Module, tied: AbstractSet[nn.Parameter] = frozenset()) -> torch.device | None:
+    """Where a layer, or a :class:`WithDevice`, is; None if it has no parameters but ``tied`` ones, and no buffers."""
     if isinstance(layer, WithDevice):
         return layer.device
-    found = sorted({str(tensor.device) for tensor in chain(layer.parameters(), layer.buffers())})
+    own = (parameter for parameter in layer.parameters() if parameter not in tied)
+    found = sorted({str(tensor.device) for tensor in chain(own, layer.buffers())})
     if len(found) > 1:
         raise ValueError(
             f"a child of the module must be on one device, got child '{name}' on {', '.join(found)}; move it with "
@@ -57,9 +59,15 @@ def device_of(name: str, layer: nn.Module) -> torch.device | None:
 def placed_partitions(module: nn.Sequential) -> tuple[list[int], list[torch.device]]:
     """Layers per partition and device of each: consecutive layers on one device belong together.
 
-    A layer that has no parameters runs where the layer before it runs, or the one after it if it is the first.
+    A layer that has no parameters, or only those of layers before it, runs where the layer before it runs, or the one
+    after it if it is the first.
     """
-    found = [device_of(name, child) for name, child in children_of(module) if child is not None]
+    found: list[torch.device | None] = []
+    before: set[nn.Parameter] = set()
+    for name, child in children_of(module):
+        if child is not None:
+            found.append(device_of(name, child, before))
+            before.update(child.parameters())
     devices: list[torch.device] = []
     current = next((device for device in found if device is not None), _CPU)
     for device in found:

@@ -233,18 +233,41 @@ class Parameter(NamedTuple):
     bytes: int
 
 
+class TiedWeight(NamedTuple):
+    """A parameter that an earlier layer has, too.
+
+    Attributes:
+        first: the place of the first layer that has it.
+        number: that tells it from others.
+        bytes: of its values.
+        trained: whether it gets a gradient.
+    """
+
+    first: int
+    number: int
+    bytes: int
+    trained: bool
+
+
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
     """A layer's parameters, buffers and skips.
 
     Attributes:
         parameters: trained ones that no earlier layer has.
-        others: bytes of each frozen parameter and buffer.
+        others: bytes of each buffer, and of each frozen parameter that no earlier layer has.
         stashes: skips that the layer stashes, by number: its place among all stashes of the model.
         reads: skips that it pops or peeks, by the same number.
+        tied: parameters that an earlier layer has.
     """
 
     parameters: tuple[Parameter, ...]
     others: tuple[int, ...]
     stashes: tuple[int, ...]
     reads: tuple[int, ...]
+    tied: tuple[TiedWeight, ...] = ()
+
+    @property
+    def learns(self) -> bool:
+        """Whether a parameter of the layer is trained."""
+        return bool(self.parameters) or any(weight.trained for weight in self.tied)

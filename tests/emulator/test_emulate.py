@@ -56,7 +56,15 @@ own = [[("F", 0, 0), ("F", 1, 0), ("B", 0, 0), ("B", 1, 0)], [("F", 0, 1), ("B",
 given = dict(balance=[14, 15], batch_size=8, chunks=2, profile="p40")
 lists = [emulate(model, **given, schedule=schedule) for schedule in (own, "1f1b")]
 frugal = emulate(layers, balance=[1, 2], batch_size=8, chunks=2, sample=torch.ones(1, 8), profile="p40")
-print(json.dumps([*found, [[run.step_time_ms, run.settings["schedule"]] for run in lists], frugal.status]))
+peaks = []
+for tied in (False, True):
+    words = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 64), nn.Linear(64, 1000, bias=False))
+    if tied:
+        words[2].weight = words[0].weight
+    given = dict(balance=[1, 1, 1], batch_size=8, chunks=2, sample=torch.ones(1, dtype=torch.long), profile="p40",
+                 schedule="1f1b", optimizer="adam")
+    peaks.append([run(words, **given).devices[-1].peak_allocated_gib * 2**30 for run in (emulate, simulate)])
+print(json.dumps([*found, [[run.step_time_ms, run.settings["schedule"]] for run in lists], frugal.status, peaks]))
 leave(0)
 """
 CASES = [
@@ -125,6 +133,11 @@ def test_a_list_of_actions_is_emulated_as_the_schedule_of_that_name(found):
     (own_ms, own), (named_ms, name) = found[4]
     assert (own, name) == ("own", "1f1b")
     assert own_ms == named_ms
+
+
+def test_a_tied_weight_has_no_state_of_the_optimizer_where_its_copy_is(found):
+    untied, tied = found[-1]
+    assert [one - other for one, other in zip(untied, tied, strict=True)] == [2 * 4 * 1000 * 64] * 2
 
 
 def test_a_layer_can_catch_a_full_device_amid_the_step(found):

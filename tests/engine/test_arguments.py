@@ -33,7 +33,7 @@ def make(sequential=None, balance=(1, 1), **options):
 
 def tied():
     first, second = Mix(), Mix()
-    second.linear.weight = first.linear.weight
+    second.linear = first.linear
     return nn.Sequential(first, second)
 
 
@@ -112,7 +112,7 @@ REFUSED = {
     ),
     "a layer on an unknown device": (lambda: WithDevice(nn.ReLU(), "gpu"), ValueError, "device must be what PyTorch"),
     "a child twice": (lambda: make(repeated()), ValueError, "got one module as children 0 and 1"),
-    "a parameter twice": (lambda: make(tied()), ValueError, "got 'linear.weight' of child '1' shared with child '0'"),
+    "a module twice": (lambda: make(tied()), ValueError, "got 'linear' of child '1' shared with child '0'"),
     "a skip that nobody pops": (
         lambda: make(nn.Sequential(Stash(), Mix())),
         SkipLayoutError,

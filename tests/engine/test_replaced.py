@@ -183,9 +183,8 @@ def shared(model):
     model.head = model.stem
 
 
-def tied(model):
-    model.head = nn.Linear(4, 4)
-    model.head.weight = model.stem.weight
+def within(model):
+    model.head = nn.Sequential(model.stem)
 
 
 def in_partition(model):
@@ -201,7 +200,7 @@ REFUSED = {
         "got 'head' on meta in a partition on cpu; move it with .to('cpu') first",
     ),
     "one twice": (shared, "got one module as children"),
-    "tied": (tied, "got 'weight' of child 'head' shared with child 'stem'"),
+    "one within another": (within, "got '0' of child 'head' shared with child 'stem'"),
     "partition": (in_partition, "got another layer in pipe.partitions; write pipe[index] = layer"),
 }
 

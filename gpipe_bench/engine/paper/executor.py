@@ -168,9 +168,11 @@ class TorchLanes:
         if self._plan.checkpointed and (differentiable(flat) or self._batch.trained[j]):
             slot = Slot(task)
             self._running[i, j] = task, () if keep else flat, None if keep else slot
-            # A leaf keeps the node in the graph, behind a Join if the inputs could not be tied.
+            # A leaf keeps the node in the graph, behind a Join if the inputs could not be tied. Or tied weights do:
+            # they get the gradients of their copies when all nodes of the partition have run.
             with use_stream(self._streams[j][i].computing):
-                leaf = new_leaf(partition.device)
+                entrance = self._batch.copies.entrance(partition) if self._batch.copies else None
+                leaf = new_leaf(partition.device) if entrance is None else entrance
                 edge = leaf if phony is None else behind(Join, (leaf,), phony)[0]
             job = partial(run_checkpointed, slot, flat, edge, keep=keep)
         else:

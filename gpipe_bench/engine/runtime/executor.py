@@ -27,6 +27,7 @@ from gpipe_bench.engine.randomness import Draws
 from gpipe_bench.engine.runtime.lists import ActionLists, ScheduleLike, action_lists
 from gpipe_bench.engine.runtime.mailboxes import Mailboxes
 from gpipe_bench.engine.runtime.runtime import Runtime
+from gpipe_bench.engine.tied import Copy
 from gpipe_bench.engine.transfer import Stream, current_stream, use_stream, wait_stream
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.program import Plan
@@ -83,7 +84,8 @@ class RuntimeExecutor:
             batch.order_streams(outputs, entering=False)
             mailboxes.leave(context.randomness)
         if plan.backward:
-            outputs = attach(BackwardPass(runtime, end, batch.streams), batch.microbatches, outputs)
+            backward_pass = BackwardPass(runtime, end, batch.streams, context.copies.leaves if context.copies else ())
+            outputs = attach(backward_pass, batch.microbatches, outputs)
         return batch.gather(outputs).unwrap()
 
     def step(self, batch: Batch, goal: Goal | None, mailboxes: Mailboxes | None = None) -> tuple[Tensor, Any]:
@@ -111,8 +113,10 @@ class RuntimeExecutor:
             finally:
                 # The loss has been made on the stream of the last partition: the caller comes after it, too.
                 after(batch.streams)
+            tied = mailboxes.tied_grads(context.copies) if context.copies and plan.backward else []
         grads = [grad for each in runtime.input_grads for grad in each]
         pairs = [(value, grad) for value, grad in zip(entering, grads, strict=False) if grad is not None]
+        pairs += [(weight, grad) for weight, grad in tied if grad is not None]
         if pairs:
             torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
         return total, batch.gather(end.outputs).unwrap() if keeps else None
@@ -194,10 +198,19 @@ class Losses:
 class BackwardPass:
     """The backward pass of one batch, which can be run once.
 
-    ``streams`` are for each partition its device, its compute stream, and the caller's stream on the device.
+    ``streams`` are for each partition its device, its compute stream, and the caller's stream on the device. ``copies``
+    gather the gradients of tied weights.
     """
 
-    def __init__(self, runtime: Runtime, outputs: Outputs, streams: list[tuple[torch.device, Stream, Stream]]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        outputs: Outputs,
+        streams: list[tuple[torch.device, Stream, Stream]],
+        copies: Sequence[Copy],
+    ) -> None:
+        # Until their gradients are handed out.
+        self.copies = copies
         self._outputs, self._streams = outputs, streams
         self._runtime: Runtime | None = runtime
         # Of all micro-batches, from the end of the backward pass until they are handed out.
@@ -242,7 +255,7 @@ def after(streams: Sequence[tuple[torch.device, Stream, Stream]]) -> None:
 
 
 class Enter(Function):
-    """(pass, indices, inputs...) -> a phony; backward gives gradients of the inputs."""
+    """(pass, indices, inputs..., tied weights...) -> a phony; backward gives the gradients of all these."""
 
     @staticmethod
     def forward(ctx: Any, backward_pass: BackwardPass, which: list[int], *inputs: Tensor) -> Tensor:
@@ -253,7 +266,9 @@ class Enter(Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Any, ...]:
         grads, ctx.backward_pass.input_grads = ctx.backward_pass.input_grads, []
-        return (None, None, *(grads[index] for index in ctx.which))
+        copies, ctx.backward_pass.copies = ctx.backward_pass.copies, ()
+        tied = [copy.take_grad() for copy in copies]
+        return (None, None, *(grads[index] for index in ctx.which), *tied)
 
 
 class Drive(Function):
@@ -296,6 +311,7 @@ def attach(backward_pass: BackwardPass, inputs: list[MicroBatch], outputs: list[
     frozen = [index for index, value in enumerate(flat) if isinstance(value, Tensor) and not value.requires_grad]
     entering = [value for microbatch in inputs for value in microbatch.values]
     which = differentiable(entering)
-    phony = apply(Enter, backward_pass, which, *(entering[index] for index in which)) if which else new_leaf(_CPU)
+    into = [*(entering[index] for index in which), *(copy.parameter for copy in backward_pass.copies)]
+    phony = apply(Enter, backward_pass, which, *into) if into else new_leaf(_CPU)
     collected = iter(apply(Collect, backward_pass, frozen, apply(Drive, backward_pass, phony), flat))
     return [MicroBatch(tuple(next(collected) for _ in each.values), each.structure) for each in outputs]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpipe_bench.engine.randomness import BatchRandomness
+from gpipe_bench.engine.tied import Copies
 from gpipe_bench.schedules import Action
 from gpipe_bench.skip.layout import SkipCopy
 
@@ -74,6 +75,10 @@ class Mailboxes:
     def enter(self, randomness: BatchRandomness, order: Sequence[Action]) -> Sequence[Action]:  # noqa: ARG002 - as fail
         """Called before the first action of a batch: gives those of an order that this process carries out."""
         return order
+
+    def tied_grads(self, copies: Copies) -> list[tuple[nn.Parameter, Tensor | None]]:
+        """Called after the last action: gives the gradients to be added to the tied weights of this process."""
+        return [(copy.parameter, copy.take_grad()) for copy in copies.leaves]
 
     def leave(self, randomness: BatchRandomness, total: Callable[[], Tensor] | None = None) -> Any:  # noqa: ARG002
         """Called after the last action: gives the loss of the batch, which the process with the last partition has."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe_bench.errors import TraceError
-from gpipe_bench.kernels.kernel import LayerFacts, LayerTrace, Parameter
+from gpipe_bench.kernels.kernel import LayerFacts, LayerTrace, Parameter, TiedWeight
 from gpipe_bench.kernels.precision import in_precision
 from gpipe_bench.kernels.specs import TensorSpec, map_specs, meta_twin, specs_in
 from gpipe_bench.settings import HALVES
@@ -86,13 +86,13 @@ class Tracer:
     def facts(self) -> list[LayerFacts]:
         """Parameters, buffers and skips of each layer."""
         numbers: dict[SkipKey, int] = {}
-        seen: set[int] = set()
+        homes: dict[int, tuple[int, int]] = {}
         facts = []
-        for layer, (stashes, reads) in zip(self.module, self._declared, strict=True):
+        for place, (layer, (stashes, reads)) in enumerate(zip(self.module, self._declared, strict=True)):
             for key in stashes:
                 numbers[key] = len(numbers)
-            own = [parameter for parameter in layer.parameters() if id(parameter) not in seen]
-            seen |= {id(parameter) for parameter in own}
+            found = {p: homes.setdefault(id(p), (place, len(homes))) for p in layer.parameters()}
+            own = [p for p, (first, _) in found.items() if first == place]
             trained = [parameter for parameter in own if parameter.requires_grad]
             others = [*(p for p in own if not p.requires_grad), *layer.buffers()]
             facts.append(
@@ -101,6 +101,9 @@ class Tracer:
                     others=tuple(tensor.nbytes for tensor in others),
                     stashes=tuple(numbers[key] for key in stashes),
                     reads=tuple(numbers[key] for key in reads),
+                    tied=tuple(
+                        TiedWeight(*home, p.nbytes, p.requires_grad) for p, home in found.items() if home[0] < place
+                    ),
                 )
             )
         return facts

@@ -150,7 +150,7 @@ def workload_of(
     updates = () if update is None else tuple(_update(update, facts[span], profile) for span in spans)
     layers = source.layers(sizes[0])
     static = tuple(
-        replace(_static_of(facts[span], update), workspaces=_workspaces(layers[span], profile)) for span in spans
+        replace(_static_of(facts, span, update), workspaces=_workspaces(layers[span], profile)) for span in spans
     )
     loss, last = source.loss(batch_size), layers[-1]
     return Workload(
@@ -284,14 +284,16 @@ def _workspaces(layers: Sequence[LayerTrace], profile: Profile) -> tuple[int, ..
     return tuple(nbytes for nbytes in sizes if nbytes)
 
 
-def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMemory:
-    """Parameters, gradients, optimizer state and buffers."""
+def _static_of(facts: Sequence[LayerFacts], span: slice, traces: _Update | None) -> StaticMemory:
+    """Parameters, gradients, optimizer state and buffers; of a tied weight of an earlier partition a copy."""
     resident: list[int] = []
     parameters: list[Parameter] = []
-    for layer in facts:
+    for layer in facts[span]:
         resident += [parameter.bytes for parameter in layer.parameters] + list(layer.others)
         parameters += layer.parameters
-    gradients = sum(parameter.bytes for parameter in parameters)
+    copies = dict.fromkeys(each for layer in facts[span] for each in layer.tied if each.first < span.start)
+    resident += [each.bytes for each in copies]
+    gradients = sum(each.bytes for each in parameters) + sum(each.bytes for each in copies if each.trained)
     if traces is None:
         return StaticMemory(tuple(resident), gradients)
     # An optimizer makes its master copies when it is made.
@@ -301,5 +303,7 @@ def _static_of(facts: Sequence[LayerFacts], traces: _Update | None) -> StaticMem
         tuple(resident),
         gradients,
         tuple(item.elements * size for item in parameters for size in traces[item.dtype].state_per_element),
-        max((traces[dtype].temporary(sizes) for dtype, sizes in sizes_by_type(facts).items()), key=sum, default=()),
+        max(
+            (traces[dtype].temporary(sizes) for dtype, sizes in sizes_by_type(facts[span]).items()), key=sum, default=()
+        ),
     )

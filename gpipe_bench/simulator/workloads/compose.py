@@ -92,7 +92,7 @@ def _clones(sizes: Iterable[int], costs: Costs) -> Kernels:
 
 def _learns(layers: Sequence[LayerTrace], facts: Sequence[LayerFacts]) -> bool:
     """Whether any parameter is trained, or an input needs a gradient, so that it goes through some layer."""
-    return any(layer.parameters for layer in facts) or any(set(layer.output_gradients) - {NO_BLOCK} for layer in layers)
+    return any(layer.learns for layer in facts) or any(set(layer.output_gradients) - {NO_BLOCK} for layer in layers)
 
 
 def _some(blocks: Sequence[int]) -> tuple[int, ...]:
