@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -233,7 +234,11 @@ class TorchLanes:
 
     def _run_plain(self, task: Computation, flat: Values) -> Values:
         observer = self._batch.observer
-        run = partial(task.forward, around=partial(_with_own_gradients, together=bool(task.partition.skips.shared)))
+        skips = task.partition.skips
+        first = len(flat) - len(skips.incoming)
+        summed = frozenset(index for index, skip in enumerate(skips.incoming, first) if skips.uses[skip] > 1)
+        around = partial(_with_own_gradients, summed=summed, together=bool(skips.shared))
+        run = partial(task.forward, around=around)
         if observer is None or not self._plan.backward:
             return run(flat)
         with use_stream(task.stream), self._batch.execution.applied():
@@ -258,7 +263,9 @@ class TorchLanes:
         return end.copying if j < self._plan.n - 1 else end.computing
 
 
-def _with_own_gradients(layers: Callable[[Values], Values], flat: Values, *, together: bool) -> Values:
+def _with_own_gradients(
+    layers: Callable[[Values], Values], flat: Values, *, summed: AbstractSet[int], together: bool
+) -> Values:
     """Run layers; in the backward pass each custom function gets gradients of its own, which it may write to.
 
     All tasks are one graph, which autograd runs in another order than that of the plain module. So a custom function
@@ -267,9 +274,12 @@ def _with_own_gradients(layers: Callable[[Values], Values], flat: Values, *, tog
     Args:
         layers: of a task.
         flat: its inputs.
+        summed: indices of the inputs whose gradients are added up on the compute stream, those of skips with several
+            readers. A copy stream would read gradients that autograd may then write to.
         together: whether its backward pass begins when the gradients of all outputs have come. Else autograd might add
             the task's own gradient of a skip before that of later readers, which the plain module adds first.
     """
+    flat = tuple([behind(Together, (value,))[0] if index in summed else value for index, value in enumerate(flat)])
     ends = [value.grad_fn for value in flat if isinstance(value, Tensor)]
     outputs = layers(flat)
     for node in nodes_behind([value.grad_fn for value in outputs if isinstance(value, Tensor)], ends):

@@ -25,7 +25,7 @@ from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.skip import Namespace
 from tests.emulator.bed.behaviour import duration
 from tests.emulator.bed.rows import NS_PER_MS
-from tests.engine.support import Pop, Stash
+from tests.engine.support import Peek, Pop, Stash
 
 WIDTH = 3
 FORWARD_MS, BACKWARD_MS, COPY_MS = 10.0, 20.0, 0.1
@@ -67,18 +67,25 @@ class Fuse(nn.Module):
         return x * 1
 
 
-SKIPS = {"none": (), "nested": ((0, 7, False), (1, 6, False)), "mixed": ((0, 3, False), (2, 7, False), (1, 5, True))}
-"""Skips of a model of eight blocks: (block that stashes, block that pops, whether what it stashes is None)."""
+SKIPS = {
+    "none": (),
+    "nested": ((0, [7], False), (1, [6], False)),
+    "mixed": ((0, [3], False), (2, [7], False), (1, [5], True)),
+    "many": ((0, [1, 2, 3, 5, 5, 7], False), (2, [3, 6, 7], False), (1, [4, 5], True), (4, [6], False)),
+}
+"""Skips of a model of eight blocks: (block that stashes, blocks that read, whether what it stashes is None)."""
 
 
 def model(skips: str = "mixed", blocks: int = 8) -> nn.Sequential:
     """Equal weights in every call; blocks are layers, so that a balance cuts between them."""
     torch.default_generator.manual_seed(7)
     members: list[list[nn.Module]] = [[Mix()] for _ in range(blocks)]
-    for source, target, nothing in SKIPS[skips]:
+    for source, readers, nothing in SKIPS[skips]:
         namespace = Namespace()
         members[source].append(Stash(namespace, nothing=nothing))
-        members[target].insert(0, Pop(namespace))
+        # Where many read, none pops.
+        for reader in readers:
+            members[reader].insert(0, (Pop if len(readers) == 1 else Peek)(namespace))
     return nn.Sequential(*(nn.Sequential(*member) for member in members)).double()
 
 

@@ -50,7 +50,7 @@ COMBINATIONS = [
 def sample(seed):
     """Random cases, others for another ``seed``, and where one of its blocks raises."""
     phases = cycle(("forward", "recompute", "backward"))
-    cases = [*zip(some_cases(seed, EACH or 6), phases, strict=False)]
+    cases = [*zip(some_cases(seed, EACH or 8), phases, strict=False)]
     return cases if EACH else cover(cases, lambda one: (*values_of(one[0]), one[1]))
 
 
@@ -69,6 +69,23 @@ def test_every_pair_of_values_is_in_a_sample():
 
 @pytest.mark.parametrize("case", COMBINATIONS, ids=str)
 def test_a_step_gives_what_the_plain_module_gives(case):
+    assert problems(case) == []
+
+
+READ_BY_MANY = [
+    Case(devices, 3, Components(portals=portals, shared=shared), checkpoint, "many", transfer, *way)
+    for devices, way, portals, shared, checkpoint, transfer in cover(
+        product(
+            ((0, 1, 2), (0, 1, 0, 1), (1, 0, 0, 1), (0, 1, 2, 3)), WAYS, (True, False), (True, False), CHECKPOINT_MODES,
+            TRANSFERS,
+        ),
+        together=3,
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ_BY_MANY, ids=str)
+def test_a_skip_that_many_read_is_on_its_device_when_it_is_read(case):
     assert problems(case) == []
 
 
