@@ -4,8 +4,8 @@
 
 Radford et al., "Language Models are Unsupervised Multitask Learners" (2019): layers normalise first, MLPs are four
 times as wide, GELU is its tanh approximation. The published model uses the token embedding as the weight of the head,
-too. Partitions cannot share a parameter, so the head has a weight of its own here: GPT-2 small has 124,439,808
-parameters with a shared weight, and 50,257 x 768 more, 163,037,184, without.
+too. The head has a weight of its own here: GPT-2 small has 124,439,808 parameters with a shared weight, and 50,257 x
+768 more, 163,037,184, without.
 """
 
 from __future__ import annotations
