@@ -32,7 +32,8 @@ def row(evidence, variant, speed, memory, **values):
 
 def factorial():
     """Every component brings its position, whatever the others."""
-    gains = dict(zip(Components.__slots__, (1, 2, 3, 4, 5), strict=True))
+    names = [name for name in Components.__slots__ if name != "shared"]
+    gains = dict(zip(names, (1, 2, 3, 4, 5), strict=True))
     rows = []
     for components in Components.factorial():
         on = [gain for name, gain in gains.items() if getattr(components, name)]
