@@ -76,7 +76,7 @@ def checked(name: str, declared: Any, value: Any, error: type[Exception] | None 
     Args:
         name: of the argument.
         declared: its type, such as :data:`Chunks`.
-        value: what was given.
+        value: the value that the caller gave.
         error: what to raise; None: that of the setting.
 
     Raises:

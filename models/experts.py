@@ -2,11 +2,11 @@
 
     tokens ─ embedding ─ (x, balance) ─ block x L ─ head ─ (logits, balance)
 
-A router sends each token to its k most probable experts. An expert takes a fixed number of tokens of each sequence, and
-what comes when it is full passes it by (GShard, Lepikhin et al., arXiv 2006.16668, algorithm 1, with a sequence as its
-group). The balancing loss is that of Switch Transformers (Fedus et al., arXiv 2101.03961, equation 4), for each
-sequence. It travels beside the activations, a number for each sample, to which every block adds. So it is cut into
-micro-batches as the batch is, and gives the gradients that the plain module has. The probabilities of the k experts sum
+A router sends each token to its k most probable experts. An expert takes a fixed number of tokens of each sequence. It
+leaves out the tokens that come when it is full (GShard, Lepikhin et al., arXiv 2006.16668, algorithm 1; its group is a
+sequence here). The balancing loss is that of Switch Transformers (Fedus et al., arXiv 2101.03961, equation 4), for each
+sequence. It is a number for each sample, which travels beside the activations, and every block adds to it. So it is cut
+into micro-batches as the batch is, and gives the gradients of the plain module. The probabilities of the k experts sum
 to 1, as in Mixtral (Jiang et al., arXiv 2401.04088).
 """
 

@@ -376,8 +376,8 @@ def own_partitions(
 def _given_memory(layer: nn.Module, device: torch.device, made: dict[Tensor, Tensor]) -> list[nn.Module]:
     """Give memory to what is on ``meta``, and nothing else; gives the modules that hold any of it, or whose modules do.
 
-    ``nn.Module.to_empty`` would also empty what has values, and part weights that are tied: ``made`` has what was made
-    in the place of each tensor, in this layer and in others.
+    ``nn.Module.to_empty`` would also empty tensors that have values. And it would make two tensors of a tied weight.
+    ``made`` holds the new tensor of each tensor on ``meta``, for all layers, so a tied weight stays one.
     """
 
     def on_meta(module: nn.Module, *, recurse: bool) -> list[tuple[str, Tensor]]:

@@ -162,8 +162,8 @@ class GPipe(PartitionedModule):
         Args:
             input: as for :meth:`forward`.
             target: a tensor of shape (batch size, ...) on ``devices[-1]``, a list with an item per sample, or a tuple
-                or dict of these. Parts of it may be None. For ready-made micro-batches None, or
-                :class:`gpipe_bench.MicroBatches` of what ``loss`` takes.
+                or dict of these. Parts of it may be None. If the input is :class:`gpipe_bench.MicroBatches`, the target
+                is one, too, with a target for each micro-batch, or None.
             loss: gives one number from (output, target). The paper's executor calls it once, with the whole batch,
                 unless its micro-batches are ready-made; a schedule calls it with each micro-batch.
             return_output: whether to return the output, too.
@@ -193,7 +193,10 @@ class GPipe(PartitionedModule):
 
 
 def cut_input(value: Any, chunks: int, device: torch.device | None) -> Cut:
-    """The micro-batches of what a caller hands to the pipeline; without a partition any device is right."""
+    """Cut an input into ``chunks`` micro-batches; ready-made micro-batches stay as they are.
+
+    ``device`` is where the input must be. None: the pipeline has no partitions, so its device does not matter.
+    """
     ready = isinstance(value, MicroBatches)
     for each in value.values if ready else [value]:
         values = each if isinstance(each, tuple) else (each,)

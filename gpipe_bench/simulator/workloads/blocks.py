@@ -52,7 +52,7 @@ class Blocks:
             self.ops.append(MemoryOp(kind if block >= 0 else "free", block))
 
     def sums_onto(self, first: int) -> bool:
-        """Whether autograd writes the sum of two gradients over the first one, which nobody else holds."""
+        """Whether autograd adds a second gradient to the first one in place: it does if nobody else holds the first."""
         return first > NO_BLOCK and self.holders[first] == 1 and self.costs.sums_in_place
 
     def run(self, steps: Sequence[Step], names: dict[int, int]) -> None:
