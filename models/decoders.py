@@ -109,7 +109,7 @@ def _balanced_cross_entropy(output: tuple[Tensor, Tensor], target: Tensor) -> Te
 def _multi_token(arguments: Values) -> nn.Sequential:
     from gpipe_bench.models.multi_token import multi_token
 
-    return multi_token(_sizes(arguments), int(arguments["ahead"]))
+    return multi_token(_sizes(arguments), int(arguments["ahead"]), tied=bool(arguments["tied"]))
 
 
 def _longer(arguments: Values) -> dict[str, Any]:
@@ -198,7 +198,11 @@ DECODERS: Final = (
     ),
     _spec(
         "multi-token",
-        _arguments(_LLAMA_32_1B, ahead=Argument(int, 1, "tokens predicted behind the next one", minimum=1)),
+        _arguments(
+            _LLAMA_32_1B,
+            ahead=Argument(int, 1, "tokens predicted behind the next one", minimum=1),
+            tied=Argument(bool, True, "embedding, modules and head have one weight"),
+        ),
         _multi_token,
         "DeepSeek-V3, arXiv 2412.19437, section 2.2; the sizes are those of Llama 3.2 1B",
         layers=lambda a: int(a["L"]) + int(a["ahead"]) + 2,

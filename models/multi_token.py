@@ -5,9 +5,9 @@
                └─ tokens from the third one on ────────────────────┘
 
 DeepSeek-V3 (arXiv 2412.19437), section 2.2: module k sees the state of the module before it and the embedding of the
-token k places ahead, each normalised, behind a projection and a block. Embedding and head are those of the model. A
-sequence has as many tokens more as there are modules. The modules take the tokens as skips, from the first partition to
-the last.
+token k places ahead, each normalised, behind a projection and a block. Embedding and head are those of the model, and
+may have one weight, as in Llama 3.2 1B. A sequence has as many tokens more as there are modules. The modules take the
+tokens as skips, from the first partition to the last.
 """
 
 from __future__ import annotations
@@ -68,14 +68,19 @@ class Ahead(nn.Module):
         return torch.cat([states, ahead.unsqueeze(1)], 1)
 
 
-def multi_token(sizes: Sizes, depth: int) -> nn.Sequential:
+def multi_token(sizes: Sizes, depth: int, *, tied: bool) -> nn.Sequential:
     """The model with fresh weights: L + depth + 2 layers.
 
     Args:
         sizes: of the model.
         depth: number of modules, one or more.
+        tied: whether the embedding, those of the modules and the head have one weight.
     """
     embedding = skippable(stash=[f"tokens{k}" for k in range(1, depth + 1)])(ShiftedEmbedding)(sizes, depth)
     blocks: list[nn.Module] = [Block(sizes) for _ in range(sizes.blocks)]
     ahead = [skippable(pop=[f"tokens{k}"])(Ahead)(sizes, k) for k in range(1, depth + 1)]
-    return chained(embedding, [*blocks, *ahead], Head(sizes))
+    head = Head(sizes)
+    if tied:
+        for layer in (*(module.tokens for module in ahead), head.linear):
+            layer.weight = embedding.tokens.weight
+    return chained(embedding, [*blocks, *ahead], head)

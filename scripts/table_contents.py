@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, Final
@@ -202,6 +203,58 @@ def _is(precision: str, *, overlap: bool = True) -> Callable[[Record], bool]:
     return fits
 
 
+def residuals_table(hosts: int) -> str:
+    """A line per schedule, on H100s: samples/s and GiB of each network, and tensors that go forward per micro-batch."""
+    table = "simulated/h100/residuals"
+    rows = _read(table, Row)
+    rows = rows[rows["hosts"] == hosts]
+    fullest = _read(f"{table}_devices").groupby("cell")["peak_allocated_gib"].max()
+    columns = {
+        "plain": rows["model"] == "decoder",
+        "residuals": rows["model_args"].str.endswith("recompute=true") & (rows["variant"] == "dep-str-ptl"),
+        "a copy per reader": rows["variant"] == "dep-str-ptl-clk-rec-x",
+        "mixes kept": rows["model_args"].str.endswith("recompute=false"),
+    }
+    cells = {(row["schedule"], name): row for name, own in columns.items() for row in plain_records(rows[own])}
+    lines = []
+    for schedule in SCHEDULES:
+        own = [cells[schedule, name] for name in columns]
+        speeds = [row[THROUGHPUT] if row["status"] == "ok" else None for row in own]
+        if not any(speeds):
+            continue
+        cost = f"{1 - speeds[1] / speeds[0]:.0%}" if speeds[0] and speeds[1] else "-"
+        words = [
+            f"{speed:.2f}, {fullest[row['cell']]:.0f} GiB" if speed else "-"
+            for speed, row in zip(speeds, own, strict=True)
+        ]
+        sent = "-"
+        if speeds[1]:
+            sent = " / ".join(str(_sent(own[1], shared=shared)) for shared in (True, False))
+        lines.append([f"`{schedule}`", *words[:2], cost, *words[2:], sent])
+    plain, *others = columns
+    return markdown(["schedule", plain, others[0], "cost", *others[1:], "tensors, shared / not"], lines)
+
+
+def _sent(row: Record, *, shared: bool) -> int:
+    """Tensors that go forward from device to device for a micro-batch of a row."""
+    import torch
+    from torch import nn
+
+    from gpipe_bench.models.table import model_spec, parse_arguments
+    from gpipe_bench.schedules.messages import channels
+    from gpipe_bench.skip.layout import inspect_skip_layout
+
+    with torch.device("meta"):
+        layers = iter(model_spec(row["model"]).build(**parse_arguments(row["model"], row["model_args"])))
+    balance = [*map(int, row["balance"].split("-"))]
+    partitions = [nn.Sequential(*islice(layers, count)) for count in balance]
+    chains = [*inspect_skip_layout(partitions).chains(shared=shared).values()]
+    n = len(balance)
+    schedule = named_schedule(row["schedule"], row["chunks"], n, device_count(row["schedule"], n))
+    sent = [message for channel in channels(schedule, chains).values() for message, _ in channel.sent]
+    return sum(message.way == "F" for message in sent) // int(row["chunks"])
+
+
 def peers_table(race: str) -> str:
     """A line per contender, a column per network and checkpoint mode: throughput over the single-threaded loop's.
 
@@ -332,6 +385,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
         [("vit", 8, 16), ("gpt2-xl", 32, 64)],
         {"with overlap": _is("float32"), "without overlap": _is("float32", overlap=False)},
     ),
+    "residuals": partial(residuals_table, 1),
+    "residuals-hosts": partial(residuals_table, 4),
     "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),

@@ -21,6 +21,7 @@ PAGES: Final = (
     "docs/claims.md",
     "docs/peers.md",
     "docs/reproduce.md",
+    "docs/residuals.md",
     "docs/results.md",
     "docs/schedules_compared.md",
     "docs/simulator_errors.md",

@@ -11,6 +11,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ABLATION
 from gpipe_bench.figures.advice import ADVICE
 from gpipe_bench.figures.base import Figure, Selection
+from gpipe_bench.figures.networks import NETWORKS
 from gpipe_bench.figures.published_tables import TABLES
 from gpipe_bench.figures.schedule_bubbles import BUBBLES
 from gpipe_bench.figures.schedule_timelines import STEPS
@@ -24,7 +25,7 @@ from gpipe_bench.results.catalogue import DrawnFigure, reference_figures
 from gpipe_bench.util.processes import spread
 
 _COMPONENTS: Final = (ABLATION, SHARES, TIMELINES, TABLES)
-_SETTINGS: Final = (SWEEP, WHY, ADVICE, PARETO, SCALING, BUBBLES, STEPS, ZERO_BUBBLE)
+_SETTINGS: Final = (SWEEP, WHY, ADVICE, PARETO, SCALING, BUBBLES, STEPS, NETWORKS, ZERO_BUBBLE)
 
 FIGURES: Final[dict[str, Figure]] = {figure.name: figure for figure in (*_COMPONENTS, *_SETTINGS)}
 """What ``gpipe-bench figure`` draws."""

@@ -41,6 +41,7 @@ _TITLES: Final = {
     "why": "Partitions and micro-batches",
     "schedules": "Schedules",
     "zero": "Schedules",
+    "residuals": "Networks that read many layers",
     "advice": "Advice",
     "transparency": "Training",
     "peers": "Other pipelines",

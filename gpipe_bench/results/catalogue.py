@@ -27,9 +27,13 @@ _KINDS: Final = {
     "memory": "tables",
     "sweep": "sweep",
     "advice": "advice",
+    "residuals": "networks",
     "schedules_timelines": "schedules_timelines",
 }
 """The figure of a table by the beginning of its name."""
+
+_FACTORIAL: Final = {"ablation": "", "shares": "_shares"}
+"""The figures of a factorial without timelines, with the ends of their names."""
 
 _SCHEDULES: Final = {
     "simulated": ("schedules_pareto", "schedules_scaling"),
@@ -105,6 +109,8 @@ def figures_of(table: Path, evidence: str, *, published: bool = True) -> list[Dr
             DrawnFigure(name, table, name, evidence),
             *(DrawnFigure(kind, table, f"{name}_{kind}", evidence) for kind in more),
         ]
+    if name == "residuals_components":
+        return [DrawnFigure(kind, table, f"{name}{end}", evidence) for kind, end in _FACTORIAL.items()]
     if name == "schedules":
         return [DrawnFigure(kind, table, kind, evidence) for kind in _SCHEDULES.get(evidence, ())]
     kind = next((kind for start, kind in _KINDS.items() if name == start or name.startswith(f"{start}_")), "")

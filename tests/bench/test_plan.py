@@ -55,7 +55,10 @@ def test_every_experiment_is_made_from_something(plan):
 
 
 def test_the_profile_of_a_job_is_a_file(plan):
-    assert all(job.profile.endswith(("p40.yaml", "h100.yaml")) for job in plan.named("simulated", "emulated").values())
+    assert all(
+        job.profile.endswith(("p40.yaml", "h100.yaml", "a100.yaml"))
+        for job in plan.named("simulated", "emulated").values()
+    )
 
 
 def test_an_experiment_takes_its_own_cells_from_shared_files(plan):

@@ -19,7 +19,7 @@ SMALL = {
     "attention-residuals": {**_SMALL, "L": 6, "block": 2},
     "hyper-connections": {**_SMALL, "streams": 3},
     "experts": {**_SMALL, "experts": 4, "chosen": 2, "capacity": 1.0},
-    "multi-token": {**_SMALL, "ahead": 2},
+    "multi-token": {**_SMALL, "ahead": 2, "tied": False},
     "captions": {**_SMALL, "V": 2, "width": 12, "vheads": 2, "size": 8, "patch": 4},
 }
 

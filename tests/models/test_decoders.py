@@ -48,6 +48,11 @@ def test_decoders_have_as_many_parameters_as_published():
     assert count(parameters("experts")) == MIXTRAL_8X7B
 
 
+def test_a_tied_weight_counts_once():
+    named = parameters("multi-token")
+    assert count({name: value for name, value in named.items() if not name.startswith("block16.")}) == LLAMA_32_1B
+
+
 @pytest.mark.parametrize(("streams", "printed"), [(2, 0.0002625), (4, 0.0003940)])
 def test_hyper_connections_have_as_many_parameters_as_their_paper_prints_in_billions(streams, printed):
     inside = (".attention", ".mlp", ".inner.", "embedding.", "head.")
@@ -235,6 +240,28 @@ def test_gradients_are_those_of_the_plain_module_bit_by_bit(name, schedule, chec
 
     found = {key: parameter.grad for key, parameter in pipe.named_parameters()}
     assert_equal(found, expected(name, cut, order_of(schedule, 4)))
+
+
+@pytest.mark.parametrize(("schedule", "checkpoint"), [(None, "always"), ("1f1b", "never"), ("zb_v", "except_last")])
+def test_tied_weights_have_the_gradients_of_the_plain_module(schedule, checkpoint):
+    torch.manual_seed(0)
+    spec, (x, target) = MODELS["multi-token"], batch("multi-token")
+    plain = spec.build(**{**SMALL["multi-token"], "tied": True}).double()
+    devices = ["cpu"] * (2 if schedule in DOUBLE else 4)
+    layers, cut = copy.deepcopy(plain), balance("multi-token", 4)
+    pipe = GPipe(layers, cut, devices=devices, chunks=CHUNKS, schedule=schedule, checkpoint=checkpoint)
+
+    spec.loss(plain(x), target).backward()
+    if schedule is None:
+        spec.loss(pipe(x), target).backward()
+    else:
+        pipe.step(x, target, spec.loss, reduction="mean")
+
+    found, wanted = dict(pipe.named_parameters()), dict(plain.named_parameters())
+    assert found.keys() == wanted.keys()
+    assert "head.linear.weight" not in wanted
+    for name, parameter in wanted.items():
+        torch.testing.assert_close(found[name].grad, parameter.grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @every_model

@@ -88,7 +88,7 @@ def test_defaults_are_the_published_sizes(name: str) -> None:
         "hyper-connections": "L=16;D=2048;heads=16;kv=16;hidden=8192;vocabulary=50304;context=2048;streams=4",
         "experts": "L=32;D=4096;heads=32;kv=8;hidden=14336;vocabulary=32000;context=8192;"
         "experts=8;chosen=2;capacity=1.25",
-        "multi-token": f"{LLAMA_32_1B};context=8192;ahead=1",
+        "multi-token": f"{LLAMA_32_1B};context=8192;ahead=1;tied=true",
         "captions": f"{LLAMA_32_1B};context=8192;V=32;width=1280;vheads=16;size=224;patch=14;every=1",
     }
 

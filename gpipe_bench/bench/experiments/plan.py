@@ -65,7 +65,13 @@ PATTERNS: Final = {
 OF_A_CELL: Final = ("partitions", "chunks", "batch_size", "checkpoint", "variant", "balance", "schedule")
 """Settings that cells of one job have of their own."""
 
-UNVERIFIED: Final = ("schedules", "schedules_timelines")
+UNVERIFIED: Final = (
+    "schedules",
+    "schedules_timelines",
+    "residuals",
+    "residuals_float32",
+    "residuals_components",
+)
 """Experiments that take too long for ``verify``."""
 
 _SMALL: Final = 32

@@ -27,8 +27,10 @@ SMALL: dict[str, dict[str, Any]] = {
         name: {"L": 2, "D": 8, "heads": 2, "vocabulary": 11, "context": 6}
         for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
     },
-    **dict.fromkeys(("decoder", "hyper-connections", "experts", "multi-token"), _DECODER),
+    **dict.fromkeys(("decoder", "hyper-connections", "experts"), _DECODER),
     "attention-residuals": {**_DECODER, "block": 1},
+    # Module.to() makes a parameter of its own of each use of a tied one, as for all devices that are no CUDA.
+    "multi-token": {**_DECODER, "tied": False},
     "captions": {**_DECODER, "V": 1, "width": 8, "vheads": 2, "size": 8, "patch": 4},
     # Of the models of libraries, one with convolutions and one with attention.
     "torchvision/resnet18": {"size": 64, "classes": 5},
