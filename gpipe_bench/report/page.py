@@ -117,13 +117,15 @@ def write_report(results: Path, figures: Path | None, out: Path, step: Step = la
         raise ConfigError([f"{rule}, got headers alone in {', '.join(map(str, paths))}; run them first"])
     rows = {path: read_rows(path, _NEEDED) for path in paths if _has_rows(path, texts[path])}
     step(1, 3, "(tables and figures)")
-    sections = _sections(sources, texts)
+    styles: dict[str, str] = {}
+    sections = _sections(sources, texts, styles)
     step(2, 3, "(timelines)")
     asked = [row for path, own in rows.items() if path.stem in ("ablation", "rows") for row in own]
     evidence = [kind for text in texts.values() if "evidence" in text for kind in text["evidence"]]
     page = _render(
         answers=answers(_comparable(asked)),
         sections=sections,
+        styles=Markup("\n".join(f".{name} {{{style}}}" for style, name in styles.items())),  # noqa: S704 - of figures
         origins=[origin(path, results) for path in paths],
         counts={kind: evidence.count(kind) for kind in EVIDENCE if kind in evidence},
         timeline={"kinds": kinds(), "fields": EVENT_FIELDS, "sets": _timelines(sources, rows)},
@@ -144,7 +146,7 @@ def _comparable(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _sections(sources: Sequence[Source], texts: dict[Path, Any]) -> list[Section]:
+def _sections(sources: Sequence[Source], texts: dict[Path, Any], styles: dict[str, str]) -> list[Section]:
     sections = {title: Section(title) for title in dict.fromkeys([*_TITLES.values(), _OTHERS])}
 
     def section(stem: str) -> Section:
@@ -158,7 +160,7 @@ def _sections(sources: Sequence[Source], texts: dict[Path, Any]) -> list[Section
             section(path.stem).tables.append(table)
         drawn = dict(_drawn(source))
         for path in source.images:
-            section(path.stem).figures.append(_figure(path, source, drawn.get(path.stem)))
+            section(path.stem).figures.append(_figure(path, source, drawn.get(path.stem), styles))
     return [one for one in sections.values() if one.figures or one.tables]
 
 
@@ -170,7 +172,7 @@ def _drawn(source: Source) -> Iterator[tuple[str, DrawnFigure]]:
                 yield one.name if source.evidence else run_name(one.name, kind), one
 
 
-def _figure(path: Path, source: Source, drawn: DrawnFigure | None) -> PageFigure:
+def _figure(path: Path, source: Source, drawn: DrawnFigure | None, styles: dict[str, str]) -> PageFigure:
     # As a part of the page, so that its text can be searched: without the prologue of a file, names of groups, which
     # other figures have, too, and the font, which the page says once.
     picture = path.read_text(encoding="utf-8")
@@ -183,6 +185,10 @@ def _figure(path: Path, source: Source, drawn: DrawnFigure | None) -> PageFigure
         r' d="[^"]*"',
         lambda path: re.sub(r"(?<=\.\d)0(?!\d)|(?<=[\dz]) (?=[MLCQz])|(?<=[MLCQ]) ", "", path[0]),
         picture,
+    )
+    # A few styles are those of thousands of elements, so the page says each once, as a class.
+    picture = re.sub(
+        r' style="([^"]*)"', lambda style: f' class="{styles.setdefault(style[1], f"s{len(styles)}")}"', picture
     )
     title = drawn.name if drawn else path.stem
     return PageFigure(

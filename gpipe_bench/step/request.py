@@ -21,7 +21,6 @@ from gpipe_bench.settings import (
     Checkpoint,
     Chunks,
     DeviceNumbers,
-    Flag,
     Hosts,
     LayerCounts,
     Steps,
@@ -122,14 +121,14 @@ class Request:
     target: "Tensor | None"
     steps: Steps | None
     steps_overlap: StepsOverlap
-    keep_trace: Flag
+    keep_trace: Annotated[bool, switch("whether the result has the trace of its step")]
     # Of simulations alone.
     masters: Masters = True
     hosts: Hosts = 1
     network: Annotated[str | Link, instance("between hosts", str | Link, "a name or a Link", "use 'ndr400'")] = NETWORK
     precision: Precision = "float32"
     flavour: Flavour = "current"
-    memory: Flag = True
+    memory: Annotated[bool, switch("whether memory is simulated, too")] = True
     cache: Annotated[str | Path | None, instance("traces", str | Path, "a folder or None", "pass a path")] = None
     # Of emulations alone.
     host_time: HostTime = True

@@ -18,7 +18,7 @@ from gpipe_bench.autograd.nodes import nodes_behind
 from gpipe_bench.errors import SkipUsageError
 from gpipe_bench.skip import Namespace, peek, pop, skippable, stash
 from gpipe_bench.skip.tracker import LocalTracker, use_tracker
-from tests.engine.models import in_turn
+from tests.engine.models import Product, in_turn
 from tests.engine.steps import ALL, scheduled
 from tests.engine.support import MODES, Peek, Pop, Stash, Watch, label, on_cpu
 from tests.engine.test_aliases import REFUSED
@@ -31,13 +31,8 @@ ONE_THREAD = Components(clock_cycle=False)
 # --- layers with side effects -----------------------------------------------------------------------------------------
 
 
-class Scaled(torch.autograd.Function):
+class Scaled(Product):
     """x w; writes the gradient of x over its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x * w
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from tests.figures.synthetic import ablation_row, cpu_ways, event_records, step_
 
 ROOT = Path(__file__).resolve().parents[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-MOST_BYTES = 3_500_000
+MOST_BYTES = 3_000_000
 
 
 class Parsed(HTMLParser):
