@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerFacts, LayerTrace, Port, Step
+from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerFacts, LayerTrace, Port
 from gpipe_bench.simulator.workloads.blocks import Blocks
 from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
 
@@ -206,7 +206,7 @@ def _forward(
     """Run a layer; gives what leaves it, and the names that its graph keeps."""
     names = dict(enumerate(incoming))
     steps, ports = (layer.forward, layer.outputs) if graph else (layer.plain, layer.plain_outputs)
-    blocks.run([step for step in steps if not _frees_input(step, layer)], names)
+    blocks.run([step for step in steps if not (isinstance(step, Free) and step.block < layer.inputs)], names)
     leaving = [Port(names.get(port.block, NO_BLOCK), port.bytes) for port in ports]
     kept = {block: names[block] for block in layer.kept if block in names} if graph else {}
     for block in (*(port.block for port in leaving), *kept.values()):
@@ -243,7 +243,3 @@ def pass_on(blocks: Blocks, own: Sequence[int], names: dict[int, int], staying: 
     for block in [block for block in names if block not in staying]:
         blocks.drop(names.pop(block))
     return arrived
-
-
-def _frees_input(step: Step, layer: LayerTrace) -> bool:
-    return isinstance(step, Free) and step.block < layer.inputs
