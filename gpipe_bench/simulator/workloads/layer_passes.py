@@ -106,7 +106,10 @@ class LayerPasses:
 
         def run(at: int, gradients: list[int]) -> list[int]:
             layer, facts = self.layers[at], self.facts[at]
-            arrived = _backward(blocks, layer, dict(graphs[at]), gradients)
+            names = dict(graphs[at])
+            name_gradients(blocks, layer.output_gradients, names, gradients)
+            blocks.run(layer.backward, names)
+            arrived = pass_on(blocks, layer.input_gradients, names)
             split = layer.inputs - len(layer.read)
             # What is added up is nobody else's.
             alone = {number for number, uses in self._uses.items() if uses == self._came[number]}
@@ -216,13 +219,6 @@ def _forward(
     for block in (*own, *incoming):
         blocks.drop(block)
     return leaving, kept
-
-
-def _backward(blocks: Blocks, layer: LayerTrace, names: dict[int, int], gradients: Sequence[int]) -> list[int]:
-    """Run a layer's backward pass on the ``gradients`` of its outputs; gives those of its inputs."""
-    name_gradients(blocks, layer.output_gradients, names, gradients)
-    blocks.run(layer.backward, names)
-    return pass_on(blocks, layer.input_gradients, names)
 
 
 def name_gradients(blocks: Blocks, own: Sequence[int], names: dict[int, int], gradients: Sequence[int]) -> None:
