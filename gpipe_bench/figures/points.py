@@ -86,7 +86,7 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
 
 
 def _point(cell: Sequence[Row]) -> Point:
-    good = [row for row in cell if _timed(row)]
+    good = [row for row in cell if row.status == "ok" and row.throughput_samples_per_s and row.step_time_ms]
     if not good:
         return Point(cell[0], None, 0.0, dict.fromkeys(SHARES, 0.0))
     head = good[0]
@@ -94,10 +94,6 @@ def _point(cell: Sequence[Row]) -> Point:
     device_ms = (head.partitions or 1) * median(row.step_time_ms or 0.0 for row in good) / (head.batch_size or 1)
     throughput = median(row.throughput_samples_per_s or 0.0 for row in good)
     return Point(head, throughput, device_ms, {"compute": max(0.0, 1 - sum(known.values())), **known})
-
-
-def _timed(row: Row) -> bool:
-    return row.status == "ok" and (row.throughput_samples_per_s or 0.0) > 0 and (row.step_time_ms or 0.0) > 0
 
 
 def series_of(points: Sequence[Point]) -> list[Series]:

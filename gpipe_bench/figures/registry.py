@@ -49,8 +49,8 @@ def draw_reference(out: Path, folder: Path = REFERENCE_FOLDER, processes: int = 
     figures = reference_figures(folder)
     if not figures:
         raise ConfigError([f"reference must hold tables of rows, got none below {folder}; restore the folder"])
-    yield from spread(lambda figure: _draw(figure, out), figures, processes)
 
+    def draw(figure: DrawnFigure) -> list[Path]:
+        return FIGURES[figure.kind].draw(figure.table, out / figure.place / figure.name, Selection(figure.evidence))
 
-def _draw(figure: DrawnFigure, out: Path) -> list[Path]:
-    return FIGURES[figure.kind].draw(figure.table, out / figure.place / figure.name, Selection(figure.evidence))
+    yield from spread(draw, figures, processes)

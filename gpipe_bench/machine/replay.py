@@ -20,8 +20,7 @@ from weakref import finalize
 import numpy as np
 
 from gpipe_bench.errors import OutOfMemory, TraceError
-from gpipe_bench.machine.trace import HOST, KINDS, Trace
-from gpipe_bench.machine.trace_check import check_rows
+from gpipe_bench.machine.trace import HOST, KINDS, Trace, check_rows
 from gpipe_bench.native import packaged
 
 _ADDRESS: Final = ctypes.c_void_p

@@ -35,12 +35,11 @@ def timed(step: Callable[[], object], devices: Iterable[torch.device | str], ste
     accelerators = distinct_accelerators(devices)
     for _ in range(warmup):
         step()
-    return [_seconds(step, accelerators) for _ in range(steps)]
-
-
-def _seconds(step: Callable[[], object], accelerators: list[torch.device]) -> float:
-    synchronize(accelerators)
-    start = perf_counter()
-    step()
-    synchronize(accelerators)
-    return perf_counter() - start
+    seconds = []
+    for _ in range(steps):
+        synchronize(accelerators)
+        start = perf_counter()
+        step()
+        synchronize(accelerators)
+        seconds.append(perf_counter() - start)
+    return seconds

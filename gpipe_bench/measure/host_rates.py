@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from statistics import fmean
 from threading import Barrier, BrokenBarrierError
 from time import perf_counter
 from types import MappingProxyType
@@ -93,12 +94,11 @@ def thread_slowdowns(device: torch.device, repeats: int) -> list[float]:
 
     1: threads take turns, as if an interpreter lock were held all the time; 0.5: two of them launch at once.
     """
-    return [_slowdown(device) for _ in range(repeats)]
-
-
-def _slowdown(device: torch.device) -> float:
-    alone, *others = (_seconds_each(device, threads) for threads in THREADS)
-    return sum(others) / len(others) / alone
+    found = []
+    for _ in range(repeats):
+        alone, *others = (_seconds_each(device, threads) for threads in THREADS)
+        found.append(fmean(others) / alone)
+    return found
 
 
 def _seconds_each(device: torch.device, threads: int) -> float:
@@ -109,7 +109,9 @@ def _seconds_each(device: torch.device, threads: int) -> float:
     def launch(net: nn.Sequential, data: Tensor) -> tuple[float, float]:
         """When it starts and ends."""
         try:
-            with torch.no_grad(), _stream(device):
+            # A stream of its own for each thread; the CPU has none.
+            stream: AbstractContextManager[Any] = nullcontext() if device.type == "cpu" else torch.Stream(device)
+            with torch.no_grad(), stream:
                 net(data)
                 # Where one of them fails, the others do not wait for it.
                 with suppress(BrokenBarrierError):
@@ -128,8 +130,3 @@ def _seconds_each(device: torch.device, threads: int) -> float:
     spans = [thread.result() for thread in running]
     synchronize([device])
     return (max(end for _, end in spans) - min(start for start, _ in spans)) / threads
-
-
-def _stream(device: torch.device) -> AbstractContextManager[Any]:
-    """A stream of its own, for the calling thread; the CPU has none."""
-    return nullcontext() if device.type == "cpu" else torch.Stream(device)

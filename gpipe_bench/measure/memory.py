@@ -16,7 +16,7 @@ partition that next computes with it. Workspaces inside kernels are not seen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -263,7 +263,9 @@ class LiveBytes:
 
     def __enter__(self) -> Self:
         for j, partition in enumerate(self._partitions):
-            self._ledger.enter(_state(partition), j)
+            parameters = [*partition.parameters()]
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            self._ledger.enter([*partition.buffers(), *parameters, *gradients], j)
         self._watch = _switch_on(self)
         return self
 
@@ -317,11 +319,3 @@ class LiveBytes:
         owner = self._thread.nodes.current()
         owner = self._ledger.owner(operands) if owner is None else owner
         return self._default if owner is None else owner
-
-
-def _state(partition: nn.Module) -> Iterator[Tensor]:
-    yield from partition.buffers()
-    for parameter in partition.parameters():
-        yield parameter
-        if parameter.grad is not None:
-            yield parameter.grad

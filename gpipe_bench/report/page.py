@@ -115,7 +115,8 @@ def write_report(results: Path, figures: Path | None, out: Path, step: Step = la
     if not any(map(len, texts.values())):
         rule = "tables must have at least one row"
         raise ConfigError([f"{rule}, got headers alone in {', '.join(map(str, paths))}; run them first"])
-    rows = {path: read_rows(path, _NEEDED) for path in paths if _has_rows(path, texts[path])}
+    with_rows = [path for path, text in texts.items() if len(text) and set(_NEEDED) <= set(text.columns)]
+    rows = {path: read_rows(path, _NEEDED) for path in with_rows if not is_race(path)}
     step(1, 3, "(tables and figures)")
     styles: dict[str, str] = {}
     sections = _sections(sources, texts, styles)
@@ -132,10 +133,6 @@ def write_report(results: Path, figures: Path | None, out: Path, step: Step = la
     )
     write_files({out: page})
     return out
-
-
-def _has_rows(path: Path, text: Any) -> bool:
-    return bool(len(text)) and not is_race(path) and set(_NEEDED) <= set(text.columns)
 
 
 def _comparable(rows: Sequence[Row]) -> list[Row]:

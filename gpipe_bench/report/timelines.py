@@ -51,25 +51,19 @@ def timeline_set(name: str, events: Sequence[RecordedEvent], rows: Sequence[Row]
             if record.evidence == evidence:
                 cells.setdefault(record.cell, []).append(record)
         printed = {cell: own for cell, own in cells.items() if own[0].variant in PUBLISHED}
-        runs = [_choose(records, rows) for records in (printed or cells).values()]
+        runs = []
+        for cell, records in (printed or cells).items():
+            own = [row for row in rows if row.cell == cell] or list(rows)
+            runs.append(choose_run(records, own, records[0].variant, evidence))
         if runs:
-            runs.sort(key=lambda run: (run.row.flavour != "published", _place(run.row.variant)))
+            order = {variant: place for place, variant in enumerate(PUBLISHED)}
+            runs.sort(key=lambda run: (run.row.flavour != "published", order.get(run.row.variant, len(order))))
             names = _names([run.row for run in runs])
             drawn = [
                 {"name": one, "words": _words(run), **_drawn(run.events)} for one, run in zip(names, runs, strict=True)
             ]
             sets.append({"name": f"{name}, {evidence}", "evidence": evidence, "runs": drawn})
     return sets
-
-
-def _choose(records: Sequence[RecordedEvent], rows: Sequence[Row]) -> Run:
-    head = records[0]
-    own = [row for row in rows if row.cell == head.cell] or list(rows)
-    return choose_run(records, own, head.variant, head.evidence)
-
-
-def _place(variant: str) -> int:
-    return PUBLISHED.index(variant) if variant in PUBLISHED else len(PUBLISHED)
 
 
 def _names(rows: Sequence[Row]) -> list[str]:

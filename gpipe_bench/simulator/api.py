@@ -26,8 +26,7 @@ from gpipe_bench.models.measured import assumptions, have_memory
 from gpipe_bench.schedules import Schedule, check
 from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.simulator.steps.run import Settings, Steps, step_events, step_uses
-from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
-from gpipe_bench.simulator.steps.settings import enough_steps
+from gpipe_bench.simulator.steps.settings import check_devices, chosen_schedule, enough_steps
 from gpipe_bench.simulator.workloads.build import build_workload, layers_of
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.step.request import AnyModel, Model, Request, ScheduleLike, microbatch_sizes

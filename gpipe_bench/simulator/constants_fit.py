@@ -76,7 +76,9 @@ def fitted_constants(programs: Sequence[TimedProgram], names: Sequence[str], pro
         profile: the device; its constants are where those begin that are fitted, and the value of all others.
     """
     fit = _Fit(programs, names, profile)
-    slow = [log(value) - _SLOW * _is_rate(name) for name, value in fit.before.items()]
+    # Rates of work begin slow; beside slow memory no other rate would be felt.
+    rates = {name for name in fit.before if CONSTANTS[name].unit in ("share", "G/s") and name != "memory"}
+    slow = [log(value) - _SLOW * (name in rates) for name, value in fit.before.items()]
     found, told = fit.solve([median(program.seconds) for program in programs], slow)
     repeats = zip(*(program.seconds for program in programs), strict=True)
     others, others_told = zip(*(fit.solve(list(seconds), found) for seconds in repeats), strict=True)
@@ -86,13 +88,9 @@ def fitted_constants(programs: Sequence[TimedProgram], names: Sequence[str], pro
     for name, value, is_told, *each in zip(names, found, always, *others, strict=True):
         if is_told:
             spread = (exp(max(each)) - exp(min(each))) / 2 / exp(value)
-            constants[name] = Constant(value=_rounded(exp(value)), origin="measured", spread=round(spread, 4))
+            middle = float(f"{exp(value):.4g}")
+            constants[name] = Constant(value=middle, origin="measured", spread=round(spread, 4))
     return constants
-
-
-def _is_rate(name: str) -> bool:
-    """Whether it is a rate of work; beside slow memory no other rate would be felt."""
-    return CONSTANTS[name].unit in ("share", "G/s") and name != "memory"
 
 
 class _Fit:
@@ -119,7 +117,3 @@ def with_constants(profile: Profile, values: Mapping[str, float]) -> Profile:
     """The profile with other values of some constants."""
     changed = {name: Constant(value=min(value, largest(name)), origin="assumed") for name, value in values.items()}
     return Profile(**{**profile.settings, "kernels": {**(profile.kernels or {}), **changed}})
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -7,9 +7,9 @@ from itertools import islice, pairwise
 import pytest
 
 from gpipe_bench.components import Components
-from gpipe_bench.simulator.steps.latency import latencies
 from gpipe_bench.simulator.steps.run import Settings, run
 from gpipe_bench.simulator.steps.settings import enough_steps
+from gpipe_bench.simulator.steps.trace import latencies
 from tests.simulator.support import Plain, workload
 from tests.simulator.test_lives import heavy
 

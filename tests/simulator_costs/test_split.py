@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gpipe_bench.kernels.kernel import NO_BLOCK
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import MODELS
-from gpipe_bench.simulator.tracing.split_trace import trace_split
+from gpipe_bench.simulator.tracing.layer_trace import trace_split
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.workload import NOTHING
 from tests.simulator_costs.layers import suite_tracer

@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from gpipe_bench.kernels.kernel import Alloc, Kernel
 from gpipe_bench.models.resnet import resnet101
-from gpipe_bench.simulator.tracing.model_trace import Tracer
+from gpipe_bench.simulator.tracing.model_trace import Tracer, signature
 from gpipe_bench.simulator.tracing.scaling import PROBES, fit_line
-from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.simulator.workloads.sources import ModelSource, module_source
 from tests.simulator_costs.layers import F32, allocs, flop, frees, suite_tracer, trace
 

@@ -121,7 +121,7 @@ def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
             _interval(outcome.interval(THROUGHPUT)),
             _ratio(outcome, group),
             _memory(outcome, scale),
-            *(_percent(outcome.middle(column)) for column in _SHARES.values()),
+            *(_word(outcome.middle(column), ".0%") for column in _SHARES.values()),
             _status(outcome, notes),
             style="" if outcome.ok else _STYLES[outcome.failed[0].status],
         )
@@ -221,10 +221,6 @@ def _ratio(outcome: Outcome, group: OutcomeGroup) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
 
 
 def _verdict(rows: Sequence[Row]) -> Text:

@@ -222,7 +222,15 @@ class SuitePlan:
     @property
     def figures(self) -> dict[str, DrawnFigure]:
         """The figures of this run by the names of their files, one of each for each kind of evidence."""
-        tables = {name: _drawn(name, table) for name, table in self.tables.items()}
+        tables = {}
+        for name, table in self.tables.items():
+            # The cells of a sweep that are emulated are too few.
+            drawn = {
+                "simulated": table.simulated or table.published,
+                "emulated": table.emulated and not name.startswith("sweep_"),
+                "measured": table.runs,
+            }
+            tables[name] = [kind for kind, wanted in drawn.items() if wanted]
         tables |= {_advice_table(name): ["simulated"] for name in self.advice}
         kinds = [kind for kind in EVIDENCE[1:] if self.published("ablation", kind)]
         return run_figures(tables, kinds)
@@ -246,13 +254,6 @@ class SuitePlan:
     def published(self, experiment: str, evidence: str = "measured") -> list[str]:
         """The published variants of an experiment, none where there is no such experiment."""
         return self.tables[experiment].variants(evidence) if experiment in self.tables else []
-
-
-def _drawn(name: str, table: Table) -> list[str]:
-    """The kinds of evidence of a table that are drawn; the cells of a sweep that are emulated are too few."""
-    found = ["simulated"] if table.simulated or table.published else []
-    found += ["emulated"] if table.emulated and not name.startswith("sweep_") else []
-    return [*found, *(["measured"] if table.runs else [])]
 
 
 def plan(config: SuiteConfig, machine: Machine) -> SuitePlan:

@@ -157,7 +157,8 @@ def summary(found: Sequence[Prediction]) -> str:
         f"on other hardware, not fitted: {_mean_error(roles['transferred'])}",
         f"fitted: {_mean_error(roles['fitted'])}",
     ]
-    lines += [f"  {table}: {_mean_error(own)}" for table, own in _by_table(found).items()]
+    tables = dict.fromkeys(one.setting.table for one in found)
+    lines += [f"  {table}: {_mean_error(one for one in found if one.setting.table == table)}" for table in tables]
     agreed = sum(one.status == "agreed" for one in found)
     if agreed:
         lines.append(f"out of memory, published and simulated alike: {agreed}")
@@ -172,13 +173,6 @@ def summary(found: Sequence[Prediction]) -> str:
     return "\n".join(lines)
 
 
-def _by_table(found: Iterable[Prediction]) -> dict[str, list[Prediction]]:
-    tables: dict[str, list[Prediction]] = {}
-    for one in found:
-        tables.setdefault(one.setting.table, []).append(one)
-    return tables
-
-
 def _mean_error(found: Iterable[Prediction]) -> str:
     errors = [abs(one.error_fraction) for one in found if one.error_fraction is not None]
     if not errors:
@@ -188,12 +182,6 @@ def _mean_error(found: Iterable[Prediction]) -> str:
 
 
 _LINE: Final = "{:<18}  {:<16}  {:<32}  {:>9}  {:>9}  {:>7}  {}"
-
-
-def _line(one: Prediction) -> str:
-    numbers = ("oom" if value is None else f"{value:.3f}" for value in (one.published, one.simulated))
-    error = one.status if one.error_fraction is None else f"{100 * one.error_fraction:+.1f} %"
-    return _LINE.format(one.setting.table, one.setting.experiment, one.metric, *numbers, error, one.setting.role)
 
 
 def print_predictions(out: Path, tables: Sequence[str], cache: Path | None = None) -> None:
@@ -212,7 +200,10 @@ def print_predictions(out: Path, tables: Sequence[str], cache: Path | None = Non
     # Traces and workloads are many objects without cycles, and all of them are needed until the end.
     with no_collection():
         for one in predictions(tables, cache):
-            print(_line(one), flush=True)
+            numbers = ("oom" if value is None else f"{value:.3f}" for value in (one.published, one.simulated))
+            error = one.status if one.error_fraction is None else f"{100 * one.error_fraction:+.1f} %"
+            words = one.setting.table, one.setting.experiment, one.metric, *numbers, error, one.setting.role
+            print(_LINE.format(*words), flush=True)
             found.append(one)
     write(found, out)
     print(f"\n{summary(found)}\n\nwritten: {out}")

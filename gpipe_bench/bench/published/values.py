@@ -74,26 +74,25 @@ def published_for(rows: Iterable[Row], folder: Path = PUBLISHED_FOLDER) -> list[
 def _row(line: dict[str, Any]) -> Row:
     label = line["experiment"] if line["experiment"] in PUBLISHED and line["table"] == "ablation" else _COMPLETE
     components = Components.from_label(label)
-    model, arguments = line["model"], line["model_args"]
+    model, arguments, balance = line["model"], line["model_args"], line["balance"]
+    if model in MODELS:
+        known = parse_arguments(model, arguments)
+        # A model that was not cut is one partition of all of its layers.
+        arguments, balance = format_arguments(known), balance or str(MODELS[model].layers(known))
     return Row(
         experiment=line["table"],
         evidence="published",
         model=model,
-        model_args=format_arguments(parse_arguments(model, arguments)) if model in MODELS else arguments,
+        model_args=arguments,
         variant=label,
         partitions=line["partitions"],
         chunks=line["chunks"],
         microbatches=line["microbatches"],
         checkpoint=line["checkpoint"],
         batch_size=line["batch_size"],
-        balance=line["balance"] or _one_partition(model, arguments),
+        balance=balance,
         device=f"cuda {load_profile(line['profile']).device}",
         device_count=line["partitions"],
         schedule=line["schedule"] or "gpipe",
         **{name: getattr(components, name) for name in Components.switched()},
     )
-
-
-def _one_partition(model: str, arguments: str) -> str:
-    """The balance of a model that was not cut: all of its layers."""
-    return str(MODELS[model].layers(parse_arguments(model, arguments))) if model in MODELS else ""

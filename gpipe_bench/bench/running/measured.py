@@ -78,7 +78,11 @@ def _measured(cell: MeasuredCell, repeat: int, ranks: Ranks) -> Pieces:
     sampled = ranks.gather(_sampled_utilization(trial, median(seconds)))
     events, error_us = _timeline(trial, ranks)
     shares = split_device_time(events, cell.placement, *_window(events))
-    peaks = ranks.owners(peaks or _counted_peaks(trial), cell.placement)
+    if not peaks:
+        with LiveBytes(trial.pipe) as live, trial.pipe.observe(live):
+            trial.step()
+        peaks = [(peak / _GIB, None) for peak in live.peak_bytes]
+    peaks = ranks.owners(peaks, cell.placement)
     row = cell_row(
         cell,
         repeat,
@@ -109,12 +113,6 @@ def _allocator_peaks(trial: Trial, own: Sequence[bool]) -> Peaks:
         peak = peaks.pop(str(device), None) if mine else None
         found.append((None, None) if peak is None else (peak.allocated_bytes / _GIB, peak.reserved_bytes / _GIB))
     return found
-
-
-def _counted_peaks(trial: Trial) -> Peaks:
-    with LiveBytes(trial.pipe) as live, trial.pipe.observe(live):
-        trial.step()
-    return [(peak / _GIB, None) for peak in live.peak_bytes]
 
 
 def _sampled_utilization(trial: Trial, step_s: float) -> float | None:

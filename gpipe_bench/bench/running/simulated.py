@@ -62,16 +62,15 @@ def simulate_cells(
     results: dict[int, RawResult] = {}
 
     def work(piece: Sequence[int]) -> list[RawResult]:
-        return [
-            _simulated(
-                given[place],
-                known,
-                hardware or given[place].profile,
-                timeline=timelines is None or given[place].id in timelines,
-                steps=steps,
-            )
-            for place in piece
-        ]
+        found = []
+        for cell in (given[place] for place in piece):
+            balance: Sequence[int] = cell.balance or simulated_balance(cell)
+            step = simulated_step(cell, balance, profile=hardware or cell.profile, keep_trace=steps is not None)
+            if steps is not None:
+                steps.append(step)
+            timeline = timelines is None or cell.id in timelines
+            found.append(step_result(cell, step, balance, simulated_columns(cell, known), timeline=timeline))
+        return found
 
     pieces = _pieces(given)
     for piece, found in zip(pieces, spread(work, pieces, processes), strict=True):
@@ -92,16 +91,6 @@ def _pieces(cells: Sequence[SimulatedCell]) -> list[list[int]]:
 
 def _shared(cell: SimulatedCell) -> tuple[str, str, int, float]:
     return cell.model, cell.model_args, cell.partitions, cell.batch_size / cell.chunks
-
-
-def _simulated(
-    cell: SimulatedCell, facts: Mapping[str, Any], hardware: Hardware | str, *, timeline: bool, steps: list[Step] | None
-) -> RawResult:
-    balance: Sequence[int] = cell.balance or simulated_balance(cell)
-    step = simulated_step(cell, balance, profile=hardware, keep_trace=steps is not None)
-    if steps is not None:
-        steps.append(step)
-    return step_result(cell, step, balance, simulated_columns(cell, facts), timeline=timeline)
 
 
 def simulated_step(cell: SimulatedCell, balance: Sequence[int], **options: Any) -> Step:

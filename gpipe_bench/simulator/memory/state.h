@@ -12,7 +12,7 @@ typedef struct {
     int64_t count;
 } Numbers;
 
-/* What a row of a pass asks for; lowering.py has the same codes. A row is two integers: the code, with the slot above
+/* What a row of a pass asks for; description.py has the same codes. A row is two integers: the code, with the slot above
    it, and bytes. */
 enum {
     ROW_ALLOC = 0,    /* memory for a slot */

@@ -190,14 +190,11 @@ class TraceLanes:
         if not self._workers:
             self._issuer.run(CALLER, "forward", i, j, how)
             return
-        worker = self._worker(j)
+        worker = 1 + self._layout.workers[j]
         go = self._issuer.writer.signal(CALLER)
         self._issuer.writer.awaits(worker, go)
         self._issuer.run(worker, "forward", i, j, how)
         self._issued[i, j] = self._issuer.writer.signal(worker)
-
-    def _worker(self, j: int) -> int:
-        return 1 + self._layout.workers[j]
 
     def _task_rank(self, i: int, j: int, *, single: bool, checkpoint: bool) -> int:
         """The number of a task's node.

@@ -169,15 +169,14 @@ def _run_with_memory(replay: Replay, description: array[int], devices: int) -> t
             shortage = array("q", bytes(8 * 4))
             _library().memory_shortage(memory, shortage.buffer_info()[0])
             raise OutOfMemory(*shortage)
-        return tuple(_use(memory, device) for device in range(devices))
+        uses = []
+        for device in range(devices):
+            found = array("q", bytes(8 * len(DeviceMemory._fields)))
+            _library().memory_use(memory, device, found.buffer_info()[0])
+            uses.append(DeviceMemory(*found))
+        return tuple(uses)
     finally:
         _library().memory_free(memory)
-
-
-def _use(memory: int, device: int) -> DeviceMemory:
-    found = array("q", bytes(8 * len(DeviceMemory._fields)))
-    _library().memory_use(memory, device, found.buffer_info()[0])
-    return DeviceMemory(*found)
 
 
 _ADDRESS: Final = ctypes.c_void_p

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
+from math import log
+from random import Random
 
 from gpipe_bench.machine.replay import Machine
 from gpipe_bench.schedules.program import Plan, run_forward
 from gpipe_bench.simulator.steps.issue import Issuer
 from gpipe_bench.simulator.steps.lanes import TraceLanes
-from gpipe_bench.simulator.steps.latency import latencies
 from gpipe_bench.simulator.steps.layout import Layout
 from gpipe_bench.simulator.steps.lists import run_lists
-from gpipe_bench.simulator.steps.schedule import check_devices, chosen_schedule
-from gpipe_bench.simulator.steps.settings import Settings
+from gpipe_bench.simulator.steps.settings import Settings, check_devices, chosen_schedule
 from gpipe_bench.simulator.steps.writer import CALLER, TraceWriter
 from gpipe_bench.simulator.workloads.workload import Workload
 from gpipe_bench.util.garbage import no_collection
@@ -65,10 +66,20 @@ def step_rows(workload: Workload, machine: Machine, settings: Settings) -> tuple
 
 def root_latencies(workload: Workload, settings: Settings) -> tuple[int, ...]:
     """Of the roots of all nested passes that there can be, in nanoseconds."""
-    (_, mean), checkpointed = (
-        settings.nesting_ns,
-        Plan[int](workload.m, workload.n, checkpoint=settings.checkpoint).checkpointed,
-    )
+    mean = settings.nesting_ns[1]
+    checkpointed = Plan[int](workload.m, workload.n, checkpoint=settings.checkpoint).checkpointed
     if settings.seed is None or settings.flavour != "published" or not checkpointed:
         return (mean,)
     return tuple(islice(latencies(mean, settings.seed), settings.steps * workload.n * checkpointed))
+
+
+def latencies(mean_ns: int, seed: int) -> Iterator[int]:
+    """How long a sleeping host thread takes to wake: whole microseconds, exponentially distributed, without end.
+
+    A thread that sleeps is woken through the scheduler of the operating system, by a core that may itself be asleep: a
+    few microseconds as a rule, more than a hundred now and then. Where the order of work depends on it, a typical value
+    would show one order only; the mean of many steps and their largest memory come from all of them.
+    """
+    numbers = Random(seed)  # noqa: S311 - a reproducible sequence is what is wanted, not a secret one
+    while True:
+        yield round(-mean_ns / 1000 * log(1 - numbers.random())) * 1000

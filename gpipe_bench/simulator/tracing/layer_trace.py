@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
+from gpipe_bench.autograd.split import WeightsLater, backward_inputs, find_branches
 from gpipe_bench.kernels.accelerator import accelerator_kernels
-from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerTrace, Port, Step
+from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerTrace, Port, SplitTrace, Step
 from gpipe_bench.kernels.operations import tensors_of
 from gpipe_bench.kernels.specs import TensorSpec, map_specs, specs_in
 from gpipe_bench.simulator.tracing.recorder import Recorder
@@ -280,3 +281,66 @@ def _next_node() -> int:
     node = leaf.view(0).grad_fn
     assert node is not None  # noqa: S101 - a view of a leaf has a node
     return node._sequence_nr()  # noqa: SLF001 - autograd's own count
+
+
+def trace_split(
+    layer: nn.Module,
+    inputs: object,
+    skips: dict[SkipKey, TensorSpec | None],
+    wanted: Sequence[bool] | None,
+) -> SplitTrace:
+    """Trace I and W of a layer, of which some input needs a gradient, as :mod:`gpipe_bench.autograd.split` runs them.
+
+    The arguments are those of :func:`trace_layer`.
+    """
+    give_gradients(layer)
+    with no_collection(), accelerator_kernels():
+        tracing = LayerTracing(layer, inputs, skips)
+        roots = tracing.leave(*tracing.forward(), wanted)
+        nodes = [root.node for root in roots if root is not None]
+        cut = find_branches(nodes, tracing.end)
+        if cut is None or not all(node in cut[0] for node in nodes):
+            return SplitTrace(whole=True)
+        branches = list(cut[1])
+        del nodes, cut
+        return _split(tracing, roots, branches)
+
+
+def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> SplitTrace:
+    """Run both parts from ``roots``, which are let go of, as are the ``branches``."""
+    recorder = tracing.recorder
+    recorder.take()
+    edges = [root for root in roots if root is not None]
+    ones = [torch.ones((), device="meta") for _ in edges]
+    with recorder:
+        later = backward_inputs(edges, ones, tracing.end, tracing.leaf)
+        if later is None:
+            # All weights are those of custom functions, which compute the gradients in I.
+            later = WeightsLater({}, [])
+            torch.autograd.backward(edges, ones)
+    found, tracing.received = tracing.received, ()
+    inputs = recorder.take()
+    received = tuple(map(recorder.block, tracing.spread(found)))
+    gradients = tracing.output_gradients(roots)
+    before = recorder.alive()
+    roots.clear()
+    edges.clear()
+    later.free_saved()
+    released = before - recorder.alive()
+    del found
+    kept = recorder.alive()
+    recorder.take()
+    # W lets go of each node once it has called it.
+    branches.clear()
+    with recorder:
+        later.run()
+    del later
+    weights = recorder.take()
+    return SplitTrace(
+        inputs=inputs,
+        weights=weights,
+        released=tuple(sorted(released)),
+        kept=tuple(sorted(kept)),
+        output_gradients=gradients,
+        input_gradients=received,
+    )

@@ -22,7 +22,6 @@ from gpipe_bench.kernels.specs import TensorSpec, map_specs, meta_twin, specs_in
 from gpipe_bench.settings import HALVES
 from gpipe_bench.simulator.tracing.layer_trace import LayerRun, declared_skips, trace_layer
 from gpipe_bench.simulator.tracing.scaling import PROBES
-from gpipe_bench.simulator.tracing.signature import signature
 from gpipe_bench.skip import verify_skippables
 from gpipe_bench.skip.namespace import SkipKey
 
@@ -31,6 +30,13 @@ _Call = tuple[object, _Skips]
 """What enters a layer."""
 _Runs = tuple[LayerRun, LayerRun]
 """The run of a layer among others, and as the first of a partition."""
+
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, type)
+# Names of skips matter, the namespaces that tell equal names apart do not.
+_SKIPPED = frozenset({"_parameters", "_buffers", "_modules", "_skip_namespaces"})
+# Dictionaries of hooks that every module has, mostly empty: then they say nothing.
+_HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)) - _SKIPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +282,47 @@ def _hashable(value: object) -> Hashable:
     if isinstance(value, dict):
         return tuple((key, _hashable(item)) for key, item in value.items())
     return value if isinstance(value, Hashable) else id(value)
+
+
+def signature(layer: nn.Module) -> Hashable:
+    """What the trace of a layer depends on, its inputs aside; valid while the layer lives.
+
+    Two layers have one signature if they are of one class and agree in every attribute, in the shapes of parameters and
+    buffers, in what is trained, and in the layers inside. An attribute without a plain form counts by identity.
+    """
+    order = {id(parameter): number for number, parameter in enumerate(layer.parameters())}
+    return _of_module(layer, order)
+
+
+def _of_module(module: nn.Module, order: dict[int, int]) -> Hashable:
+    attributes = vars(module)
+    told = (name for name, value in attributes.items() if name not in _SKIPPED and (name not in _HOOKS or value))
+    return (
+        type(module),
+        tuple((name, _of_value(attributes[name])) for name in sorted(told)),
+        tuple(
+            (name, None if value is None else (order[id(value)], _of_tensor(value)))
+            for name, value in attributes["_parameters"].items()
+        ),
+        tuple((name, None if value is None else _of_tensor(value)) for name, value in attributes["_buffers"].items()),
+        tuple(
+            (name, None if value is None else _of_module(value, order))
+            for name, value in attributes["_modules"].items()
+        ),
+    )
+
+
+def _of_tensor(tensor: Tensor) -> Hashable:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
+
+
+def _of_value(value: object) -> Hashable:
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_of_value(item) for item in value)
+    if isinstance(value, set | frozenset) and all(isinstance(item, str) for item in value):
+        return type(value), tuple(sorted(value))
+    if isinstance(value, dict):
+        return type(value), tuple((_of_value(key), _of_value(item)) for key, item in value.items())
+    return id(value)

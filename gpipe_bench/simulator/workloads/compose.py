@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpipe_bench.kernels.kernel import NO_BLOCK, Kernel, LayerFacts, LayerTrace
+from gpipe_bench.kernels.kernel import NO_BLOCK, Kernel, SplitTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs, total
-from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, SkipCopy
-from gpipe_bench.simulator.workloads.split import SplitLayers, split_work
-from gpipe_bench.simulator.workloads.workload import Kernels, MemoryOp, TaskWork, in_turn
+from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, SkipCopy, name_gradients, pass_on
+from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp, SplitWork, TaskWork, in_turn
+
+SplitLayers = Callable[[int], SplitTrace]
+"""Layer of the partition -> I and W of the layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ def _task(
         leaving=() if renamed is None else _some(leaving),
         returning=() if first else _some([*gradients, *(skip_gradients.get(copy, NO_BLOCK) for copy in arriving)]),
         nodes=sum(layer.nodes for layer in layers),
-        learns=_learns(layers, partition.facts),
+        # A parameter is trained, or an input needs a gradient, which then goes through some layer.
+        learns=any(facts.learns for facts in partition.facts)
+        or any({*layer.output_gradients} - {NO_BLOCK} for layer in layers),
         returns=() if first or all(partition.needs) else partition.needs,
     )
     if split is not None:
@@ -85,14 +89,69 @@ def _task(
     return task, {copy for copy in arriving if copy[0] in partition.skip_needs}
 
 
+def split_work(partition: LayerPasses, task: TaskWork, costs: Costs, layers: SplitLayers) -> SplitWork:
+    """I and W of a partition with this work; ``layers``: those of each layer.
+
+        I    layer 3 ─► layer 2 ─► layer 1      at its end everything is freed that W does not need
+        W    layer 3 ─► layer 2 ─► layer 1      at its end go the gradients that I noted, and all nodes
+
+    A partition without gradients for its inputs has all of the backward pass in W; one that the engine does not cut has
+    it in I. So has one in which a layer makes values of weights alone, so that gradients come to it and go no further:
+    there the engine cuts, and the simulation does not.
+    """
+    if not task.learns:
+        return SplitWork(NOTHING, NOTHING)
+    if not task.returning:
+        return SplitWork(NOTHING, task.backward, (), task.backward_memory)
+    whole = SplitWork(task.backward, NOTHING, task.backward_memory, (), task.returning)
+    works = [bool({*layer.output_gradients} - {NO_BLOCK}) for layer in partition.layers]
+    if any(own and {*layer.input_gradients} <= {NO_BLOCK} for own, layer in zip(works, partition.layers, strict=True)):
+        return whole
+    traces = []
+    for at, layer in enumerate(partition.layers):
+        nothing = (NO_BLOCK,) * layer.inputs
+        idle = SplitTrace(output_gradients=layer.output_gradients, input_gradients=nothing)
+        traces.append(layers(at) if works[at] else idle)
+    if any(trace.whole for trace in traces):
+        return whole
+    blocks = Blocks(costs)
+    _, _, graphs = partition.forward(blocks, graph=True)
+    blocks.take()
+    names = [dict(kept) for kept in graphs]
+
+    def run(at: int, gradients: list[int]) -> list[int]:
+        trace = traces[at]
+        name_gradients(blocks, trace.output_gradients, names[at], gradients)
+        blocks.run(trace.inputs, names[at])
+        return pass_on(blocks, trace.input_gradients, names[at], {*trace.kept, *trace.released})
+
+    values, skips = partition.gradients()
+    for block in (*values, *skips.values()):
+        blocks.hold(block)
+    values, skips = partition.back(blocks, values, skips, run)
+    returning = (*values, *(skips.get(copy, NO_BLOCK) for copy in partition.arriving))
+    blocks.leave(returning)
+    backwards = range(len(traces) - 1, -1, -1)
+    for at in backwards:
+        for block in traces[at].released:
+            blocks.drop(names[at].pop(block))
+    inputs_memory = blocks.take()
+    for at in backwards:
+        blocks.run(traces[at].weights, names[at])
+        for name in names[at].values():
+            blocks.drop(name)
+    return SplitWork(
+        costs.total_of(traces[::-1], "inputs", costs.sums(partition.added)),
+        costs.total_of(traces[::-1], "weights"),
+        inputs_memory,
+        blocks.take(),
+        returning,
+    )
+
+
 def _clones(sizes: Iterable[int], costs: Costs) -> Kernels:
     """Copies of tensors on their device, by their bytes."""
     return total((Kernel.copy("clone", nbytes) for nbytes in sizes), costs.profile)
-
-
-def _learns(layers: Sequence[LayerTrace], facts: Sequence[LayerFacts]) -> bool:
-    """Whether any parameter is trained, or an input needs a gradient, so that it goes through some layer."""
-    return any(layer.learns for layer in facts) or any(set(layer.output_gradients) - {NO_BLOCK} for layer in layers)
 
 
 def _some(blocks: Sequence[int]) -> tuple[int, ...]:

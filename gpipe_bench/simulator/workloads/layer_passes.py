@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerFacts, LayerTrace, Port, Step
+from gpipe_bench.kernels.kernel import NO_BLOCK, Free, LayerFacts, LayerTrace, Port
 from gpipe_bench.simulator.workloads.blocks import Blocks
 from gpipe_bench.simulator.workloads.workload import gradient_name, input_name
 
@@ -106,7 +106,10 @@ class LayerPasses:
 
         def run(at: int, gradients: list[int]) -> list[int]:
             layer, facts = self.layers[at], self.facts[at]
-            arrived = _backward(blocks, layer, dict(graphs[at]), gradients)
+            names = dict(graphs[at])
+            name_gradients(blocks, layer.output_gradients, names, gradients)
+            blocks.run(layer.backward, names)
+            arrived = pass_on(blocks, layer.input_gradients, names)
             split = layer.inputs - len(layer.read)
             # What is added up is nobody else's.
             alone = {number for number, uses in self._uses.items() if uses == self._came[number]}
@@ -206,7 +209,7 @@ def _forward(
     """Run a layer; gives what leaves it, and the names that its graph keeps."""
     names = dict(enumerate(incoming))
     steps, ports = (layer.forward, layer.outputs) if graph else (layer.plain, layer.plain_outputs)
-    blocks.run([step for step in steps if not _frees_input(step, layer)], names)
+    blocks.run([step for step in steps if not (isinstance(step, Free) and step.block < layer.inputs)], names)
     leaving = [Port(names.get(port.block, NO_BLOCK), port.bytes) for port in ports]
     kept = {block: names[block] for block in layer.kept if block in names} if graph else {}
     for block in (*(port.block for port in leaving), *kept.values()):
@@ -216,13 +219,6 @@ def _forward(
     for block in (*own, *incoming):
         blocks.drop(block)
     return leaving, kept
-
-
-def _backward(blocks: Blocks, layer: LayerTrace, names: dict[int, int], gradients: Sequence[int]) -> list[int]:
-    """Run a layer's backward pass on the ``gradients`` of its outputs; gives those of its inputs."""
-    name_gradients(blocks, layer.output_gradients, names, gradients)
-    blocks.run(layer.backward, names)
-    return pass_on(blocks, layer.input_gradients, names)
 
 
 def name_gradients(blocks: Blocks, own: Sequence[int], names: dict[int, int], gradients: Sequence[int]) -> None:
@@ -243,7 +239,3 @@ def pass_on(blocks: Blocks, own: Sequence[int], names: dict[int, int], staying: 
     for block in [block for block in names if block not in staying]:
         blocks.drop(names.pop(block))
     return arrived
-
-
-def _frees_input(step: Step, layer: LayerTrace) -> bool:
-    return isinstance(step, Free) and step.block < layer.inputs

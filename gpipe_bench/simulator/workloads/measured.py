@@ -24,8 +24,8 @@ from gpipe_bench.kernels.kernel import (
 )
 from gpipe_bench.models.measured import MeasuredLayer
 from gpipe_bench.settings import HALVES
+from gpipe_bench.simulator.workloads.compose import SplitLayers
 from gpipe_bench.simulator.workloads.sources import ModelSource
-from gpipe_bench.simulator.workloads.split import SplitLayers
 
 _INPUT, _OUTPUT, _REST, _INPUT_GRADIENT, _OUTPUT_GRADIENT, _WEIGHT_GRADIENT = range(6)
 _MIB: Final = 2**20

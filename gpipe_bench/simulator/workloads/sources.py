@@ -21,7 +21,7 @@ from gpipe_bench.models.table import check_arguments, format_arguments, model_di
 from gpipe_bench.settings import HALVES
 from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
 from gpipe_bench.simulator.tracing.trace_cache import default_folder, kept
-from gpipe_bench.simulator.workloads.split import SplitLayers
+from gpipe_bench.simulator.workloads.compose import SplitLayers
 from gpipe_bench.util.garbage import no_collection
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ModelSource:
 
     def splits(self, size: int, span: slice) -> SplitLayers:
         """I and W of a partition's layers, which are traced when they are asked for, and kept in memory alone."""
-        from gpipe_bench.simulator.tracing.split_trace import trace_split
+        from gpipe_bench.simulator.tracing.layer_trace import trace_split
 
         # What is on disk does not say what it was made of.
         with self._usual_modes():
