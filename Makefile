@@ -8,7 +8,7 @@ CORES ?= 1
 # More arguments for snakemake: make ablation ARGS='--configfile my.yaml'
 ARGS ?=
 # Some of the checks only: make test CHECKS='mypy wheel'. The longest are the first.
-CHECKS ?= tests-machine tests-engine tests-workflow tests-suite sanitizers mypy wheel snakemake-lint ruff ruff-format snakefmt
+CHECKS ?= tests-suite tests-machine tests-workflow tests-engine sanitizers mypy wheel snakemake-lint ruff ruff-format snakefmt
 # Folder that `make gpu` writes rows and traces to.
 OUT ?= results/gpu
 # What `make reference` runs: all but the check against the rows that it is to replace.
@@ -56,10 +56,10 @@ test: ## run every check, two at a time, also after one failed: ruff, mypy, snak
 test-slow: ## run every case of the tests, and the slow ones
 	@EVERY_CASE=1 $(MAKE) --no-print-directory test CHECKS='$(filter tests-%,$(CHECKS))'
 
-check-tests-machine: ; $(TOOL) scripts.run_tests machine
-check-tests-engine: ; $(TOOL) scripts.run_tests engine
-check-tests-workflow: ; $(TOOL) scripts.run_tests workflow
 check-tests-suite: ; $(TOOL) scripts.run_tests suite
+check-tests-machine: ; $(TOOL) scripts.run_tests machine
+check-tests-workflow: ; $(TOOL) scripts.run_tests workflow
+check-tests-engine: ; $(TOOL) scripts.run_tests engine
 check-ruff: ; $(TOOL) ruff check .
 check-ruff-format: ; $(TOOL) ruff format --check .
 check-mypy: ; $(TOOL) mypy

@@ -14,16 +14,16 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 PARTS: Final = {
     "machine": ("emulator", "native", "simulator", "simulator_api", "simulator_costs"),
-    "engine": ("conformance", "engine", "gpu", "models"),
     "workflow": ("distributed", "examples", "slurm", "studies", "workflow"),
+    "engine": ("conformance", "engine", "gpu", "models"),
 }
-"""Folders of tests; the part ``suite`` has all others."""
+"""Folders of tests; the part ``suite``, which takes longest, has all others."""
 
 
 def parts() -> dict[str, list[str]]:
-    """The folders of each part."""
+    """The folders of each part, those of the longest first."""
     part_of = {folder: part for part, folders in PARTS.items() for folder in folders}
-    found: dict[str, list[str]] = {part: [] for part in (*PARTS, "suite")}
+    found: dict[str, list[str]] = {part: [] for part in ("suite", *PARTS)}
     for path in sorted((ROOT / "tests").iterdir()):
         if any(path.glob("**/test_*.py")):
             found[part_of.get(path.name, "suite")].append(f"tests/{path.name}")
