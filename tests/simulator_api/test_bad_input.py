@@ -98,12 +98,6 @@ def test_a_loss_gives_one_number():
         attempt(loss=lambda output, target: output - target, target=torch.empty(4, 8, 16))
 
 
-def _shared() -> nn.Sequential:
-    module = nn.Sequential(linear(), linear())
-    module[1].weight = module[0].weight
-    return module
-
-
 class Backwards(nn.Sequential):
     def forward(self, x):
         return self[0](self[1](x))
@@ -111,7 +105,6 @@ class Backwards(nn.Sequential):
 
 REFUSED = {
     "one module twice": lambda: nn.Sequential(*[linear()] * 2),
-    "shared parameters": _shared,
     "a forward of its own": lambda: Backwards(linear(), linear()),
 }
 
