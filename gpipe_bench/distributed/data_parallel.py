@@ -162,7 +162,7 @@ class Replicas:
 
 def local_part(name: str, tensor: Any) -> Tensor:
     """The memory that this process has of a parameter, buffer or gradient: of a DTensor, its shard."""
-    part = tensor.tolocal_part() if hasattr(tensor, "to_local") else tensor
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     # A collective may still fill it.
     part = part.wait() if hasattr(part, "wait") else part
     if part.layout != torch.strided or part.is_quantized or part.is_nested or hasattr(part, "__tensor_flatten__"):
