@@ -225,6 +225,10 @@ class SplitTrace(_Trace):
     whole: bool = False
 
 
+SplitLayers = Callable[[int], SplitTrace]
+"""Layer of a partition -> I and W of the layer."""
+
+
 class Parameter(NamedTuple):
     """A trained parameter: its elements, their type's name, as in ``float32``, and its bytes without the gradient."""
 

@@ -28,7 +28,6 @@ _KERNEL, _NODE, _UPDATE = (KINDS.index(kind) for kind in ("kernel", "node", "upd
 _OF_A_BLOCK: Final = frozenset({"alloc", "free", "record_stream"})
 _NS_PER_MS: Final = 1_000_000
 
-
 _MOST: Final = 1 << 16
 """The highest number of a thread, a stream or a device."""
 

@@ -47,7 +47,6 @@ _GRADIENTS: Final = frozenset({"gradient", "view"})
 _Blocks = dict[int, None]
 """Blocks in use, in order."""
 
-
 _TOTAL: Final = 2**60
 """Sums of times and bytes are below this: of 64 bits some are left for losses, copies and updates."""
 

@@ -1,8 +1,10 @@
 """Training steps on the machine, with the memory of their tasks or without; the numbers are the same everywhere.
 
-program, or schedule ──> trace ──> machine ──> when each task ran
-↕
-who holds which tensors ──> memory of each device
+    program, or schedule ──> trace ──> machine ──> when each task ran
+                                          ↕
+                      who holds which tensors ──> memory of each device
+
+Tensors live from task to task, so memory is counted while the machine runs the tasks.
 """
 
 from __future__ import annotations

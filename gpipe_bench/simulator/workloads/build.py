@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpipe_bench.errors import BalanceError
 from gpipe_bench.kernels.cost import workspace_bytes
-from gpipe_bench.kernels.kernel import NO_BLOCK, Alloc, Free, Kernel, LayerFacts, LayerTrace, Parameter
+from gpipe_bench.kernels.kernel import NO_BLOCK, Free, Kernel, LayerFacts, LayerTrace, Parameter
 from gpipe_bench.machine.profile import Profile
 from gpipe_bench.models.measured import MeasuredLayer, checked_layers, is_layers, is_layers_file, read_layers
 from gpipe_bench.settings import HALVES
-from gpipe_bench.simulator.workloads.blocks import Costs, total
+from gpipe_bench.simulator.workloads.blocks import Blocks, Costs, total
 from gpipe_bench.simulator.workloads.compose import PartitionWork, compose
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, SkipCopy
 from gpipe_bench.simulator.workloads.measured import MeasuredSource
@@ -162,7 +162,7 @@ def workload_of(
         static_bytes=tuple(part.total for part in static),
         static=static,
         # Profiles without constants of kernels were fitted to published memory, with a loss that holds no memory.
-        loss_memory=() if profile.kernels is None else _loss_memory(loss, last),
+        loss_memory=() if profile.kernels is None else _loss_memory(loss, last, costs),
     )
 
 
@@ -251,23 +251,19 @@ def _loss_kernels(loss: LayerTrace | None, last: LayerTrace, batch: int, size: i
     return total((*((gather,) if size < batch and moved else ()), *steps), profile)
 
 
-def _loss_memory(loss: LayerTrace | None, last: LayerTrace) -> tuple[MemoryOp, ...]:
+def _loss_memory(loss: LayerTrace | None, last: LayerTrace, costs: Costs) -> tuple[MemoryOp, ...]:
     """Requests of a loss of one tensor; none for other losses, and without a gradient."""
     if loss is None or len(last.outputs) != 1 or loss.input_gradients[:1] in ((), (NO_BLOCK,)):
         return ()
-    names = {0: input_name(0), loss.input_gradients[0]: gradient_name(0)}
-    ops: list[MemoryOp] = []
-    held = {0}
+    blocks, names = Blocks(costs), {0: input_name(0)}
+    blocks.hold(input_name(0))
     early = () if 0 in loss.kept else (Free(0),)
-    for step in (*loss.forward, *early, *loss.backward):
-        if isinstance(step, Alloc):
-            held.add(step.block)
-            ops.append(MemoryOp("alloc", names.get(step.block, step.block), step.bytes))
-        elif isinstance(step, Free) and step.block in held:
-            held.remove(step.block)
-            ops.append(MemoryOp("free", names.get(step.block, step.block)))
-    ops += [MemoryOp("free", names.get(block, block)) for block in sorted(held - {loss.input_gradients[0]})]
-    return tuple(ops)
+    blocks.run((*loss.forward, *early, *loss.backward), names)
+    gradient = names.pop(loss.input_gradients[0])
+    for _, block in sorted(names.items()):
+        blocks.drop(block)
+    asked = [op for op in blocks.take() if op.kind != "scratch"]
+    return tuple(op._replace(block=gradient_name(0)) if op.block == gradient else op for op in asked)
 
 
 def _update(traces: _Update, facts: Sequence[LayerFacts], profile: Profile) -> Kernels:

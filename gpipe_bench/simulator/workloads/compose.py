@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpipe_bench.kernels.kernel import NO_BLOCK, Kernel, SplitTrace
+from gpipe_bench.kernels.kernel import NO_BLOCK, Kernel, SplitLayers, SplitTrace
 from gpipe_bench.simulator.workloads.blocks import Blocks, Costs, total
 from gpipe_bench.simulator.workloads.layer_passes import LayerPasses, SkipCopy, name_gradients, pass_on
 from gpipe_bench.simulator.workloads.workload import NOTHING, Kernels, MemoryOp, SplitWork, TaskWork, in_turn
-
-SplitLayers = Callable[[int], SplitTrace]
-"""Layer of the partition -> I and W of the layer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from gpipe_bench.kernels.kernel import (
     LayerTrace,
     Parameter,
     Port,
+    SplitLayers,
     SplitTrace,
     Step,
 )
 from gpipe_bench.models.measured import MeasuredLayer
 from gpipe_bench.settings import HALVES
-from gpipe_bench.simulator.workloads.compose import SplitLayers
 from gpipe_bench.simulator.workloads.sources import ModelSource
 
 _INPUT, _OUTPUT, _REST, _INPUT_GRADIENT, _OUTPUT_GRADIENT, _WEIGHT_GRADIENT = range(6)

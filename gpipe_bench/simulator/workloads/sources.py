@@ -14,14 +14,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpipe_bench.kernels.kernel import LayerFacts, LayerTrace, SplitTrace
+from gpipe_bench.kernels.kernel import LayerFacts, LayerTrace, SplitLayers, SplitTrace
 from gpipe_bench.kernels.precision import in_precision
 from gpipe_bench.models.arguments import read_text
 from gpipe_bench.models.table import check_arguments, format_arguments, model_digest, model_spec
 from gpipe_bench.settings import HALVES
 from gpipe_bench.simulator.tracing.scaling import PROBES, ScalableTrace, fit_line
 from gpipe_bench.simulator.tracing.trace_cache import default_folder, kept
-from gpipe_bench.simulator.workloads.compose import SplitLayers
 from gpipe_bench.util.garbage import no_collection
 
 if TYPE_CHECKING:

@@ -57,6 +57,25 @@ def test_memory_of_cells_in_which_gradients_are_summed_up():
     assert emulated.peak_reserved_gib == pytest.approx(simulated.peak_reserved_gib, rel=0.03)
 
 
+@pytest.mark.parametrize("schedule", [None, "1f1b"])
+@pytest.mark.parametrize("slices", [1, 2, 4])
+@pytest.mark.usefixtures("p40_again")
+def test_memory_of_a_loss_that_reads_its_output_in_slices(slices, schedule):
+    """The gradient of each slice is as large as the output, and all but the first are added in place."""
+
+    def loss(output, target):
+        return sum(nn.functional.cross_entropy(output[:, k], target[:, k]) for k in range(slices))
+
+    samples, target = torch.zeros(64, 4, 8), torch.zeros(64, 4, dtype=torch.long)
+    options = {"balance": [1, 1], "batch_size": 64, "chunks": 4, "profile": "h100", "checkpoint": "never"}
+    options |= {"sample": samples[:1], "loss": loss, "target": target, "schedule": schedule}
+    peaks = []
+    for run in (emulate, simulate):
+        layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 65_536))
+        peaks.append(run(layers, **options).devices[-1].peak_allocated_gib)
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.005)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_times_and_memory_of_schedules(name):
     """A cell keeps of its graph and its gradients what the simulation says, recomputed or not."""
