@@ -63,7 +63,7 @@ check-tests-engine: ; $(TOOL) scripts.run_tests engine
 check-ruff: ; $(TOOL) ruff check .
 check-ruff-format: ; $(TOOL) ruff format --check .
 check-mypy: ; $(TOOL) mypy
-check-snakefmt: ; $(TOOL) snakefmt --check Snakefile workflows studies
+check-snakefmt: ; $(TOOL) snakefmt --check Snakefile workflow studies
 check-snakemake-lint: ; $(TOOL) snakemake --lint
 check-wheel: ; $(TOOL) scripts.check_wheel
 check-sanitizers: ; $(TOOL) scripts.check_native
@@ -90,7 +90,7 @@ tables: ## write the tables of README and docs from results/reference
 
 format: ## format Python and Snakemake files, and fix what ruff can fix
 	$(SETUP) dev
-	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format . && $(BIN)/snakefmt Snakefile workflows studies
+	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format . && $(BIN)/snakefmt Snakefile workflow studies
 
 gpu: ## GPU tests, the measured ablation and a device profile, into OUT; takes the Python that has torch
 	@python="$${PYTHON:-$(BIN)/python}"; command -v "$$python" > /dev/null || python=python3; \

@@ -34,7 +34,7 @@ IN_SDIST: Final = (
     *("CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "README.md", "Snakefile", "environment.yml"),
     *("config/config.yaml", "docs", "examples", "models/unet.py", "gpipe_bench/models/unet.py", "profiles/default"),
     *("requirements/lock.txt", "results/reference/published/published.csv", "scripts/setup.sh", "tests/conftest.py"),
-    *("workflows/envs/gpipe_bench.yaml", "workflows/rules/cells.smk"),
+    *("workflow/envs/gpipe_bench.yaml", "workflow/rules/cells.smk"),
 )
 OWN_MODULES: Final = ("models.py", "scripts.py", "tests/__init__.py", "data.py", "config.py")
 

@@ -6,7 +6,7 @@
 #   requirements/lock.txt               every extra, for all supported Pythons and platforms, with hashes
 #   requirements/uv.txt                 uv, which installs the others
 #   environment.yml                     the layer models and the checkout, for users of conda
-#   workflows/envs/gpipe_bench.yaml     the environment of the rules for `snakemake --sdm conda`
+#   workflow/envs/gpipe_bench.yaml     the environment of the rules for `snakemake --sdm conda`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/uv.sh
@@ -35,7 +35,7 @@ dependencies:
   - pip
   - pip:'
 rules=$(pinned --extra workflow --extra slurm --extra data)
-cat > workflows/envs/gpipe_bench.yaml << END
+cat > workflow/envs/gpipe_bench.yaml << END
 # The environment of the rules for \`snakemake --sdm conda\`: \`make lock\` writes it.
 # Rules run in the checkout, where Python finds the package: it is not installed.
 $conda

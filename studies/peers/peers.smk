@@ -24,7 +24,7 @@ rule race_peers:
     log:
         "logs/race_peers.log",
     conda:
-        "../../workflows/envs/gpipe_bench.yaml"
+        "../../workflow/envs/gpipe_bench.yaml"
     resources:
         timing_slot=1,
         gpu=config["gpus"],
@@ -47,7 +47,7 @@ rule figure_peers:
     log:
         "logs/figure_peers.log",
     conda:
-        "../../workflows/envs/gpipe_bench.yaml"
+        "../../workflow/envs/gpipe_bench.yaml"
     params:
         stem=subpath(output[0], strip_suffix=".svg"),
         sources=source_digest("studies.peers.figure"),
@@ -71,7 +71,7 @@ rule redraw_peers:
     log:
         "logs/redraw_peers.log",
     conda:
-        "../../workflows/envs/gpipe_bench.yaml"
+        "../../workflow/envs/gpipe_bench.yaml"
     params:
         folder=subpath(output[0], ancestor=2),
         sources=source_digest("studies.peers.figure"),

@@ -32,7 +32,7 @@ rule run_transparency:
     log:
         "logs/run_transparency/{workload}.log",
     conda:
-        "../../workflows/envs/gpipe_bench.yaml"
+        "../../workflow/envs/gpipe_bench.yaml"
     params:
         settings=SETTINGS,
         sources=source_digest("studies.training.train", "studies.training.tables"),
@@ -55,7 +55,7 @@ rule collect_transparency:
     log:
         "logs/collect_transparency.log",
     conda:
-        "../../workflows/envs/gpipe_bench.yaml"
+        "../../workflow/envs/gpipe_bench.yaml"
     params:
         settings=SETTINGS,
         sources=source_digest("studies.training.tables"),
@@ -76,7 +76,7 @@ rule figure_transparency:
     log:
         "logs/figure_transparency/{model}.log",
     conda:
-        "../../workflows/envs/gpipe_bench.yaml"
+        "../../workflow/envs/gpipe_bench.yaml"
     params:
         stem=subpath(output[0], strip_suffix=".svg"),
         sources=source_digest("studies.training.figure"),
@@ -107,7 +107,7 @@ rule redraw_transparency:
     log:
         "logs/redraw_transparency.log",
     conda:
-        "../../workflows/envs/gpipe_bench.yaml"
+        "../../workflow/envs/gpipe_bench.yaml"
     params:
         folder=subpath(output[0], ancestor=2),
         sources=source_digest("studies.training.figure"),

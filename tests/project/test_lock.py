@@ -27,7 +27,7 @@ DEPENDENCIES = [
     Requirement(text) for text in [*PROJECT["dependencies"], *(text for extra in EXTRAS.values() for text in extra)]
 ]
 CONDA = {
-    name: yaml.safe_load((ROOT / name).read_text()) for name in ("environment.yml", "workflows/envs/gpipe_bench.yaml")
+    name: yaml.safe_load((ROOT / name).read_text()) for name in ("environment.yml", "workflow/envs/gpipe_bench.yaml")
 }
 
 
@@ -76,7 +76,7 @@ def test_the_core_is_small():
 @pytest.mark.parametrize(
     ("name", "extras", "more"),
     [
-        ("workflows/envs/gpipe_bench.yaml", ("workflow", "slurm", "data"), []),
+        ("workflow/envs/gpipe_bench.yaml", ("workflow", "slurm", "data"), []),
         ("environment.yml", ("workflow", "slurm", "data", "models"), ["--editable ."]),
     ],
 )
@@ -136,6 +136,6 @@ def test_the_citation_has_what_citation_files_need():
 
 def test_snakemake_must_be_as_new_as_the_project_asks_for():
     (workflow,) = (text for text in PROJECT["optional-dependencies"]["workflow"] if text.startswith("snakemake"))
-    found = re.search(r'^min_version\("([\d.]+)"\)', (ROOT / "Snakefile").read_text(), re.MULTILINE)
+    found = re.search(r'^min_version\("([\d.]+)"\)', (ROOT / "workflow" / "Snakefile").read_text(), re.MULTILINE)
     assert found is not None
     assert f">={found[1]}" in workflow

@@ -16,7 +16,7 @@ PARTS = (
     "Snakefile",
     "config",
     "profiles",
-    "workflows",
+    "workflow",
     "gpipe_bench",
     "models",
     "studies",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import subprocess
 import sys
 
@@ -38,9 +39,9 @@ use rule * from {name} as {name}_*
 GRID = {"run": "simulated", "model": "unet", "model_args": MODEL, "partitions": [1, 2], "chunks": 2, "batch_size": 4}
 
 
-def snakemake(folder, *arguments):
+def snakemake(folder, *arguments, **variables):
     """Snakemake in a folder where Python does not find the package by itself."""
-    given = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    given = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
     command = [sys.executable, "-P", "-m", "snakemake", "--cores", "2", *arguments]
     return subprocess.run(
         command, cwd=folder, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -75,3 +76,21 @@ def test_two_configurations_of_a_module_keep_two_sets_of_results_and_figures(tmp
     own["first"]["experiments"]["sweep_other"] = {"grid": {**GRID, "profile": "a100"}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
     assert "Nothing to be done" in snakemake(tmp_path, "--dry-run").stdout
+
+
+def test_a_module_from_a_git_repository_has_its_rules_from_there_and_its_package_from_a_checkout(tmp_path):
+    # What snakedeploy writes, with a repository on this machine in the place of GitHub.
+    repository, deployed = tmp_path / "repository", tmp_path / "deployed"
+    for part in ("workflow", "studies"):
+        shutil.copytree(ROOT / part, repository / part, ignore=shutil.ignore_patterns("__pycache__"))
+    git = ("git", "-C", str(repository), "-c", "user.name=test", "-c", "user.email=test@localhost")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "The workflow"), ("tag", "v1")):
+        subprocess.run([*git, *command], check=True)
+    deployed.mkdir()
+    module = MODULE.format(name="mine", root=f"git+file://{repository}").replace("Snakefile", "workflow/Snakefile@v1")
+    (deployed / "Snakefile").write_text('configfile: "mine.yaml"\n\n\n' + module)
+    own = {"device": "cpu", "experiments": {"sweep_mine": {"grid": GRID}}}
+    (deployed / "mine.yaml").write_text(yaml.safe_dump({"mine": own}))
+    done = snakemake(deployed, "mine/results/sweep_mine.csv", PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout
+    assert {row["status"] for row in rows_of(deployed / "mine" / "results" / "sweep_mine.csv")} == {"ok"}

@@ -9,7 +9,7 @@ import yaml
 
 from tests.workflow.checkouts import ROOT
 
-FILES = sorted([*(ROOT / "workflows" / "rules").glob("*.smk"), *(ROOT / "studies").glob("*/*.smk")])
+FILES = sorted([*(ROOT / "workflow" / "rules").glob("*.smk"), *(ROOT / "studies").glob("*/*.smk")])
 TEXT = "\n".join(path.read_text() for path in FILES)
 RULES = dict(re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", TEXT, re.MULTILINE))
 JOBS = {name: body for name, body in RULES.items() if "shell:" in body}
@@ -65,7 +65,7 @@ def test_what_is_not_used(word):
 
 def test_every_wildcard_is_constrained():
     used = set(re.findall(r"(?<![\w.]){(\w+)}", re.sub(r"(?s:expand\(.*?\),\n)|glob_wildcards\(.*|shell:.*", "", TEXT)))
-    parts = ((ROOT / "Snakefile").read_text() + TEXT).split("wildcard_constraints:")[1:]
+    parts = ((ROOT / "workflow" / "Snakefile").read_text() + TEXT).split("wildcard_constraints:")[1:]
     constrained = "".join(part.split("\n\n")[0] for part in parts)
     assert used >= {"cell", "experiment", "variant"}
     assert used <= set(re.findall(r"(\w+)=", constrained))
@@ -99,7 +99,7 @@ def test_one_rule_draws_the_figures_of_a_run():
 
 
 def test_all_is_every_target():
-    body = (ROOT / "Snakefile").read_text().split("rule all:")[1].split("\n\n")[0]
+    body = (ROOT / "workflow" / "Snakefile").read_text().split("rule all:")[1].split("\n\n")[0]
     # The race of peers wants packages that are optional, and a machine that does nothing else; so do processes.
     # Schedules take as long as half of all others.
     targets = set(RULES) - set(JOBS) - {"peers", "processes", "residuals", "schedules"}
