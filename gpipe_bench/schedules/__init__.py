@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from gpipe_bench.schedules.actions import KINDS, Action, Schedule, with_recomputation
 from gpipe_bench.schedules.check import Facts, check
+from gpipe_bench.schedules.memory import Held, in_flight, memory
 from gpipe_bench.schedules.messages import Message
+from gpipe_bench.schedules.moves import exchanged, moved, reach
 from gpipe_bench.schedules.order import merged_order
 from gpipe_bench.schedules.search import searched
 from gpipe_bench.schedules.table import SCHEDULES, named_schedule
-from gpipe_bench.schedules.timing import Durations, Timing, drawn, in_flight, timing
+from gpipe_bench.schedules.timing import Durations, Timing, drawn, timing
 from gpipe_bench.schedules.torch_csv import read_csv, to_csv
 
 __all__ = [
@@ -27,14 +29,19 @@ __all__ = [
     "Action",
     "Durations",
     "Facts",
+    "Held",
     "Message",
     "Schedule",
     "Timing",
     "check",
     "drawn",
+    "exchanged",
     "in_flight",
+    "memory",
     "merged_order",
+    "moved",
     "named_schedule",
+    "reach",
     "read_csv",
     "searched",
     "timing",

@@ -77,6 +77,11 @@ class Schedule:
         return tuple(found.get(j, -1) for j in range(self.partitions))
 
     @cached_property
+    def orders(self) -> dict[frozenset[Action], tuple[Action, ...]]:
+        """What :func:`gpipe_bench.schedules.merged_order` found, by the pairs that it took together."""
+        return {}
+
+    @cached_property
     def splits(self) -> bool:
         """Whether a backward pass is split into I and W."""
         return any(action.kind in "IW" for action in self)

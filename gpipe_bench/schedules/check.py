@@ -9,9 +9,10 @@ from itertools import chain, islice
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import KINDS, Action, Schedule
+from gpipe_bench.schedules.memory import in_flight
 from gpipe_bench.schedules.messages import Channel, Message, Skips, channels
 from gpipe_bench.schedules.order import merged_order
-from gpipe_bench.schedules.timing import Durations, in_flight, timing
+from gpipe_bench.schedules.timing import Durations, timing
 
 _NAMED = 6
 

@@ -15,11 +15,11 @@ from gpipe_bench.schedules.actions import Action, Schedule, needs
 _NAMED = 6
 
 
-def merged_order(schedule: Schedule, pairs: Container[Action] = ()) -> list[Action]:
+def merged_order(schedule: Schedule, pairs: Iterable[Action] = ()) -> list[Action]:
     """All actions in one order, round by round: each device whose next action is ready takes it.
 
     A recomputation is taken together with the B or I that follows it. So one thread holds what it recomputed for one
-    partition at a time.
+    partition at a time. The order of a schedule is computed once.
 
     Args:
         schedule: any schedule.
@@ -28,6 +28,13 @@ def merged_order(schedule: Schedule, pairs: Container[Action] = ()) -> list[Acti
     Raises:
         ScheduleError: the devices wait for each other; the message names the actions that each one waits for.
     """
+    together = frozenset(pairs)
+    if together not in schedule.orders:
+        schedule.orders[together] = tuple(_merged(schedule, together))
+    return list(schedule.orders[together])
+
+
+def _merged(schedule: Schedule, pairs: Container[Action]) -> list[Action]:
     n = schedule.partitions
     rows = [deque(_together(row, pairs)) for row in schedule.devices]
     done: set[Action] = set()

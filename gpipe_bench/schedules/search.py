@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, product
+from itertools import chain, product
 from math import inf
 from operator import itemgetter
 from typing import Final
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule
+from gpipe_bench.schedules.memory import change, memory
 from gpipe_bench.schedules.one_f_one_b import gpipe, one_f_one_b
 from gpipe_bench.schedules.timing import Durations, timing
 from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
@@ -116,8 +117,7 @@ def _warm_up(ahead: int, m: int, n: int, limit: float) -> tuple[int, ...]:
 
 def _most_held(schedule: Schedule, kept: float) -> float:
     """The most micro-batches whose activations a device holds at once; one that waits for W counts as ``kept``."""
-    change = {"F": 1.0, "B": -1.0, "I": kept - 1, "W": -kept}
-    return max(max(accumulate(change[action.kind] for action in row)) for row in schedule.devices)
+    return max(held.during for row in memory(schedule, kept) for held in row)
 
 
 @dataclass(slots=True)
@@ -135,8 +135,7 @@ class _Device:
 
     def held(self, kept: float) -> float:
         """Micro-batches whose activations it holds; one that waits for W counts as ``kept``."""
-        f, i, w = self.counts.values()
-        return f - i + kept * (i - w)
+        return sum(count * change(kind, kept) for kind, count in self.counts.items())
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import fsum, isfinite
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule, in_pairs, needs
@@ -66,7 +66,7 @@ class Timing:
         which is ``bubble / (1 - bubble)``; for Zero Bubble's definition see :attr:`span_bubble`.
         """
         whole = self.makespan * len(self.busy)
-        return 1 - sum(self.busy) / whole if whole else 0.0
+        return 1 - fsum(self.busy) / whole if whole else 0.0
 
     @property
     def span_bubble(self) -> float:
@@ -114,7 +114,8 @@ def timing(
     home = {action: device for device, row in enumerate(schedule.devices) for action in row}
     pairs = schedule.pairs if overlap is not None else frozenset()
     units = {unit[0]: unit for row in schedule.devices for unit in in_pairs(row, pairs)}
-    free, busy = [0.0] * p, [0.0] * p
+    free = [0.0] * p
+    busy: list[list[float]] = [[] for _ in range(p)]
     start: dict[Action, float] = {}
     end: dict[Action, float] = {}
     for first in filter(units.__contains__, merged_order(schedule, pairs)):
@@ -126,31 +127,15 @@ def timing(
             for one in group
             if one in end
         ]
-        length = sum(each[action.j].of(action.kind) for action in unit)
+        length = fsum(each[action.j].of(action.kind) for action in unit)
         length *= overlap if overlap is not None and len(unit) == 2 else 1.0
         begin = max([free[here], *waits])
         free[here] = begin + length
-        busy[here] += length
+        busy[here].append(length)
         start.update(dict.fromkeys(unit, begin))
         end.update(dict.fromkeys(unit, free[here]))
     spans = tuple(end[row[-1]] - start[row[0]] if row else 0.0 for row in schedule.devices)
-    return Timing(start, end, max(free, default=0.0), tuple(busy), spans)
-
-
-def in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """For each device the largest number of passes whose activations it holds at once.
-
-    A forward pass (of one micro-batch through one partition) holds its activations until its B, or its W, has ended. It
-    counts as one from I to W, too, where only what W needs is left.
-    """
-    peaks = []
-    for row in schedule.devices:
-        held = peak = 0
-        for action in row:
-            held += (action.kind == "F") - (action.kind in "BW")
-            peak = max(peak, held)
-        peaks.append(peak)
-    return tuple(peaks)
+    return Timing(start, end, max(free, default=0.0), tuple(map(fsum, busy)), spans)
 
 
 def drawn(schedule: Schedule) -> str:
