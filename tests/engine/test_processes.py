@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+import traceback
 import warnings
 
 import pytest
@@ -169,6 +170,8 @@ def run_in_a_fork(work) -> int:
         try:
             work()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return os.waitpid(child, 0)[1]

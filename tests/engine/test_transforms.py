@@ -42,6 +42,10 @@ TRANSFORMS = {
 }
 
 
+# PyTorch's own transforms use it. The warning is a FutureWarning since 2.15.
+JIT = [f"ignore:.*torch.jit.* is deprecated:{kind}" for kind in ("DeprecationWarning", "FutureWarning")]
+
+
 def chain() -> nn.Sequential:
     torch.manual_seed(7)
     return nn.Sequential(*(nn.Linear(3, 3) for _ in range(7))).double()
@@ -51,7 +55,7 @@ def plain() -> nn.Sequential:
     return crossing_model().eval()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(*JIT, "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(("schedule", "checkpoint"), WAYS)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("training", [True, False])
@@ -67,7 +71,7 @@ def test_a_pipeline_is_refused_with_the_way_out(name, schedule, checkpoint, trai
         assert isinstance(caught.value, UnsupportedError) or name == "strict export"
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(*JIT, "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_the_way_out_gives_what_the_plain_module_gives(name):
     x = torch.rand(4, 3, dtype=torch.float64)
@@ -95,7 +99,7 @@ class Transformed(nn.Module):
 
 
 # PyTorch's own, where it takes forward-mode derivatives for the first time.
-@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings(*JIT)
 @pytest.mark.parametrize("name", WITHIN)
 @pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b"])
 def test_function_transforms_within_layers_of_all_partitions(name, schedule):

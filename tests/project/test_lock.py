@@ -52,6 +52,11 @@ def test_torch_is_what_the_results_are_made_with():
     assert (LOCKED["torch"], LOCKED["torchvision"]) == ("2.13.0", "0.28.0")
 
 
+def torch_brings(name):
+    """Parts of CUDA, which builds of PyTorch pin themselves or do without."""
+    return name.startswith(("nvidia", "cuda", "triton")) and name != "nvidia-ml-py"
+
+
 def needed(*extras):
     """What the package and some extras lead to, by what the installed packages say of themselves."""
     waiting = [
@@ -60,7 +65,7 @@ def needed(*extras):
     found = set()
     while waiting:
         name = canonicalize_name(waiting.pop().name)
-        if name not in found:
+        if name not in found and not torch_brings(name):
             found.add(name)
             asked = map(Requirement, metadata.requires(name) or ())
             waiting += [r for r in asked if r.marker is None or r.marker.evaluate({"extra": ""})]
@@ -92,14 +97,15 @@ def test_the_conda_environments_have_the_pins_of_the_lock(name, extras, more):
 def test_what_torch_pins_itself_is_not_in_the_conda_environments():
     """There are builds of torch that do without, and platforms."""
     pins = [pin for environment in CONDA.values() for pin in environment["dependencies"][-1]["pip"]]
-    assert {pin.split("==")[0] for pin in pins if pin.startswith(("nvidia", "cuda", "triton"))} == {"nvidia-ml-py"}
+    assert [pin for pin in pins if torch_brings(pin.split("==")[0])] == []
 
 
 def test_this_environment_is_the_lock():
     """Only of the environment that set-up makes: elsewhere other versions in the ranges are as good."""
     if not (Path(sys.prefix) / ".made-from").exists():
         pytest.skip("this environment was not made by scripts/setup.sh")
-    asked_for = {"torch", "torchvision"} if "-torch-" in Path(sys.prefix).name else set()
+    another = "-torch-" in Path(sys.prefix).name
+    asked_for = {name for name in LOCKED if another and (name in {"torch", "torchvision"} or torch_brings(name))}
     installed = {canonicalize_name(found.name): Version(found.version).public for found in metadata.distributions()}
     locked = {name: Version(LOCKED[name]).public for name in (set(installed) & set(LOCKED)) - asked_for}
     assert {name: installed[name] for name in locked} == locked

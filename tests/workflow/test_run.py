@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import csv
 import json
 import subprocess
@@ -189,7 +190,9 @@ def make(place, *words):
         (place / name).write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
         (place / name).chmod(0o755)
     command = ["make", "--file", str(ROOT / "Makefile"), "ablation", f"ARGS={' '.join(words)}"]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    # Of an environment for another PyTorch, which `make test TORCH=...` names.
+    given = {name: value for name, value in os.environ.items() if name != "TORCH"}
+    return subprocess.run(command, cwd=place, env=given, capture_output=True, text=True, check=False)
 
 
 def test_make_ends_with_the_table_when_nothing_is_to_be_done_too(run):
