@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
