@@ -407,7 +407,7 @@ def test_a_write_to_a_tensor_that_other_partitions_read_is_refused(schedule, che
 def test_a_partition_that_reads_alone_may_write():
     plain = nn.Sequential(Gives(), Plain(), Writes(writes=True), Writes(writes=True))
     pipe = on_cpu(copy.deepcopy(plain), [1, 1, 2], chunks=2, checkpoint="never", schedule="gpipe")
-    # Kernels of single precision round by where in memory a tensor lies, and PyTorch 2.15 lays what is written elsewhere.
+    # Kernels of single precision round by where in memory a tensor lies, and with PyTorch 2.15 it lies elsewhere.
     assert_equal(pipe, plain, 2, exact=False)
 
 

@@ -170,7 +170,7 @@ def run_in_a_fork(work) -> int:
         try:
             work()
             status = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001  (the parent sees a status only)
             traceback.print_exc()
         finally:
             os._exit(status)
