@@ -1,0 +1,1 @@
+"""The judge: what an engine for pipeline parallelism must do, and faults that it must not have."""
