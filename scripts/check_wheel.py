@@ -102,6 +102,7 @@ def commands(reference: Path) -> Iterator[Command]:
     yield _bench("table", "--rows", ablation, says="dep-str-ptl")
     yield _bench("figure", "ablation", "--rows", ablation, "--out", "figures/ablation", says="ablation.svg")
     yield _bench("report", "--results", str(Path(ablation).parent), "--out", "report.html", says="report.html")
+    yield _bench("playground", "--export", "site", says="index.html")
     yield _bench("verify", ablation, "--predictions", "predictions.csv", "--part", "all", says="checks: ")
     yield _bench("compare", ablation, ablation, says="")
     yield _bench("datapackage", "write", says="must run from a checkout", status=2)

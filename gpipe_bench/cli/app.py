@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "explain": ("explain.explain", _CHOOSE, "where the time of a traced step goes; compare two"),
     "advise": ("advise.advise", _CHOOSE, "balance, chunks, checkpoint mode and schedule"),
     "schedule": ("schedule.app", _CHOOSE, "check, draw, time and write a schedule"),
+    "playground": ("playground.playground", _CHOOSE, "a page to compare schedules and change them by hand"),
     "run": ("measure.run", _MEASURE, "measure pipelines on this machine"),
     "profile": ("measure.profile", _MEASURE, "measure a device for simulations"),
     "config": ("config.app", _MEASURE, "check or write a configuration of experiments"),
@@ -61,7 +62,7 @@ class _Commands(TyperGroup):
         lines += ["Simulate and measure pipeline-parallel training; make tables and figures of it."]
         for panel in (_CHOOSE, _MEASURE, _RESULTS):
             own = [(name, words) for name, (_, shown, words) in _COMMANDS.items() if shown == panel]
-            lines += ["", panel, *(f"  {name:<10}{words}" for name, words in own)]
+            lines += ["", panel, *(f"  {name:<11}{words}" for name, words in own)]
         lines += ["", "COMMAND --help says what it takes. There are --version and --install-completion."]
         formatter.write("\n".join(lines) + "\n")
 

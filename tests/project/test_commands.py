@@ -42,6 +42,7 @@ NOT_RUN = {
     "python -m studies.peers": "wants the optional packages; tests/studies rehearse it",
     "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",
     "gpipe-bench report --results results/reference": "tests/report/test_sources.py renders the reference results",
+    "gpipe-bench playground": "serves until it is interrupted; tests/playground opens the page, exported, too",
     "gpipe-bench datapackage check": "17 s; tests/datapackage/test_check.py checks the reference results",
     "gpipe-bench datapackage take": "changes the reference results; tests/datapackage tries it on a copy",
     "gpipe-bench datapackage write": "rewrites the descriptor; tests/datapackage tries it on a copy",
