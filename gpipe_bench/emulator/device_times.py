@@ -13,6 +13,7 @@ from gpipe_bench.results.breakdown import Interval, covered
 from gpipe_bench.results.perfetto import Slice, perfetto_trace
 
 _NS_PER_US: Final = 1000
+_WORK: Final = frozenset({"kernel", "copy", "meet"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def _inside(
     found: list[tuple[Record, Interval]] = []
     for record, begin, end in zip(records, begin_ns, end_ns, strict=True):
         span = max(started_ns(record, begin, end), window[0]), min(end, window[1])
-        if record.kind in ("kernel", "copy") and span[0] < span[1]:
+        if record.kind in _WORK and span[0] < span[1]:
             found.append((record, span))
     return found
 
@@ -96,9 +97,9 @@ def chrome_trace(records: Sequence[Record], replayed: Replayed, metadata: Mappin
         metadata: plain facts that are shown with the trace.
     """
     times = zip(records, replayed.begin_ns, replayed.end_ns, replayed.host_ns, strict=True)
-    streams = {record.queue for record in records if record.kind in ("kernel", "copy")}
+    streams = {record.queue for record in records if record.kind in _WORK}
     return perfetto_trace(
-        (_slice(record, *own) for record, *own in times if record.kind in ("kernel", "copy")),
+        (_slice(record, *own) for record, *own in times if record.kind in _WORK),
         processes={device: f"device {device}" for device in sorted({device for device, _ in streams})},
         tracks=[_stream(stream) for stream in sorted({stream for _, stream in streams})],
         facts={"title": "emulated", "evidence": "emulated", **metadata},
@@ -111,7 +112,7 @@ def _stream(number: int) -> str:
 
 def _slice(record: Record, begin: int, end: int, issued: int) -> Slice:
     facts = {"issue_us": issued / _NS_PER_US, "host_thread": record.thread}
-    if record.kind == "copy":
+    if record.kind != "kernel":
         facts |= {"bytes": record.nbytes, "to_device": record.peer}
     return Slice(
         process=record.device,

@@ -120,6 +120,7 @@ class _Checker:
             self.write(block, span, access, clock)
 
     copy = kernel
+    meet = kernel
 
     def record(self, record: Record) -> None:
         self.versions[record.version] = dict(self.launch(record.queue))

@@ -38,6 +38,14 @@ static void add_streams(Replay *replay)
         stream_add(&replay->clock, (uint32_t)input->devices);
 }
 
+static void add_meetings(Replay *replay)
+{
+    for (const TraceRow *row = replay->input->rows; row < replay->input->rows + replay->input->count; row++)
+        replay->meetings = row->meeting > replay->meetings ? row->meeting : replay->meetings;
+    replay->meeting = nones(replay->meetings + 1);
+    replay->first_of = nones(replay->meetings + 1);
+}
+
 static void add_threads(Replay *replay)
 {
     const HostOrder *order = &replay->order;
@@ -66,6 +74,7 @@ Replay *replay_new(const ReplayInput *input)
     streams_start(clock, (uint32_t)(3 * input->devices + input->buses));
     add_streams(replay);
     add_threads(replay);
+    add_meetings(replay);
     replay->first_recorded = zeros(replay->order.version_count, sizeof(int64_t));
     replay->end_recorded = zeros(replay->order.version_count, sizeof(int64_t));
     int32_t most = 0;
@@ -98,7 +107,7 @@ void replay_free(Replay *replay)
     void *parts[] = {
         clock->threads, clock->records.items, replay->streams, replay->recorded.items, replay->recorded_rows.items,
         replay->first_recorded, replay->end_recorded, replay->asleep, replay->ready, replay->frames, replay->nested,
-        replay->has_gradients, replay->told, replay->turn,
+        replay->has_gradients, replay->told, replay->turn, replay->meeting, replay->first_of,
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
         free(parts[part]);
@@ -127,6 +136,8 @@ void replay_times(const Replay *replay, const ReplayTimes *times)
     Time last = 0;
     for (int64_t row = 0; row < replay->input->count; row++) {
         const Record *record = &replay->clock.records.items[row];
+        if (replay->input->rows[row].kind == ROW_meet && replay->turn[row])
+            record = &replay->clock.records.items[replay->first_of[replay->input->rows[row].meeting]];
         Time begin = record->start, end = record->end;
         last = end > last ? end : last;
         if (replay->input->rows[row].kind == ROW_record)
@@ -135,7 +146,7 @@ void replay_times(const Replay *replay, const ReplayTimes *times)
             begin = end = record->issue > last ? record->issue : last;
         times->begin[row] = begin;
         times->end[row] = end;
-        times->host[row] = record->issue;
+        times->host[row] = replay->clock.records.items[row].issue;
         times->turn[row] = replay->turn[row];
     }
 }
@@ -195,7 +206,12 @@ int replay_run(Replay *replay)
     if (replay->clock.full)
         return REPLAY_FULL;
     int64_t row = 0, awaited;
-    return replay_stuck(replay, &row, &awaited) ? REPLAY_STUCK : REPLAY_DONE;
+    if (replay_stuck(replay, &row, &awaited))
+        return REPLAY_STUCK;
+    for (int32_t meeting = 1; meeting <= replay->meetings; meeting++)
+        if (replay->first_of[meeting] != NONE && replay->clock.records.items[replay->first_of[meeting]].end < 0)
+            return REPLAY_APART;
+    return REPLAY_DONE;
 }
 
 void replay_memory(const Replay *replay, int32_t device, MemoryUse *use)

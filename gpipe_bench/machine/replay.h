@@ -138,8 +138,9 @@ int64_t replay_streams(const Replay *replay, int64_t *device_of);
 /* Who holds the memory of tasks; it lives as long as the replay. Else blocks have memory by rows. */
 void replay_hold(Replay *replay, const Holder *holder);
 
-/* REPLAY_STUCK: ask for the rows that wait for each other; REPLAY_FULL: a device of the Holder did not suffice. */
-enum { REPLAY_DONE, REPLAY_STUCK, REPLAY_FULL };
+/* REPLAY_STUCK: ask for the rows that wait for each other; REPLAY_FULL: a device of the Holder did not suffice; REPLAY_APART:
+   a part of a meeting came and never began, as another one never came to the head of its stream. */
+enum { REPLAY_DONE, REPLAY_STUCK, REPLAY_FULL, REPLAY_APART };
 
 /* Runs all rows. */
 int replay_run(Replay *replay);

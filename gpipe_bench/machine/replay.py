@@ -24,9 +24,9 @@ from gpipe_bench.machine.trace import HOST, KINDS, Trace, check_rows
 from gpipe_bench.native import packaged
 
 _ADDRESS: Final = ctypes.c_void_p
-_COPY, _MARK = (KINDS.index(kind) for kind in ("copy", "mark"))
+_COPY, _MARK, _MEET = (KINDS.index(kind) for kind in ("copy", "mark", "meet"))
 _MOST_SHOWN: Final = 5
-_STUCK, _FULL = 1, 2
+_STUCK, _FULL, _APART = 1, 2, 3
 
 
 class Machine(Protocol):
@@ -96,7 +96,7 @@ class Replayed:
 
     Attributes:
         trace: the replayed trace.
-        begin_ns: by row: when a kernel or copy began; -1 for other rows, but events and marks.
+        begin_ns: by row: when a kernel, copy or message began; -1 for other rows, but events and marks.
         end_ns: when it ended; of a recorded event when it passed; of a mark when all rows before it had ended.
         host_ns: when the row's thread came to it.
         turn: its place in the order in which threads came to rows.
@@ -121,6 +121,12 @@ class Replayed:
     def marks(self) -> list[int]:
         """When all that came before each mark had ended, in nanoseconds."""
         return [self.end_ns[place] for place in np.flatnonzero(self.trace.table["kind"] == _MARK)]
+
+    @property
+    def meets(self) -> list[int]:
+        """Rows that are parts of messages."""
+        places: list[int] = np.flatnonzero(self.trace.table["kind"] == _MEET).tolist()
+        return places
 
 
 class TaskTimes(NamedTuple):
@@ -218,7 +224,20 @@ class Replay:
                 f"rows of a trace must not wait for each other, got: {'; '.join(self._stuck())}; "
                 "record the trace from its first hand-over on"
             )
+        if outcome == _APART:
+            raise TraceError(
+                f"all parts of a message must come, got: {'; '.join(self._apart())}; record every process from its "
+                "first message on"
+            )
         return bool(outcome != _FULL)
+
+    def _apart(self) -> Iterator[str]:
+        """Parts that came and never began."""
+        found = self.rows()
+        never = [place for place in found.meets if found.turn[place] and found.end_ns[place] < 0]
+        for place in never[:_MOST_SHOWN]:
+            row = self.trace.rows[place]
+            yield f"row {place} (one of {row.parts} parts of message {row.meeting}) never begins"
 
     def _stuck(self) -> Iterator[str]:
         row, awaited = ctypes.c_int64(0), ctypes.c_int64(0)
@@ -286,7 +305,8 @@ class _Columns:
             row = trace.rows[place]
             ends = (row.device, row.peer) if trace.names[row.name] != "host_to_device" else (row.peer, row.device)
             duration[place] = machine.copy_ns(*ends, row.bytes)
-        between = np.flatnonzero((rows["kind"] == _COPY) & (rows["device"] != HOST) & (rows["peer"] != HOST))
+        moves = (rows["kind"] == _COPY) | (rows["kind"] == _MEET)
+        between = np.flatnonzero(moves & (rows["device"] != HOST) & (rows["peer"] != HOST))
         ends_of = rows["device"][between].astype(np.int64) * self.devices + rows["peer"][between]
         pairs, first, which = np.unique(ends_of, return_index=True, return_inverse=True)
         self.buses: dict[tuple[int, int], int] = {}

@@ -36,6 +36,9 @@ struct Replay {
     bool *has_gradients; /* by the number of some parameters */
     int64_t *turn; /* by row: its place, from 1, in the order in which threads came to rows; 0: none has yet */
     int64_t turns;
+    int32_t meetings;   /* the highest number of one */
+    uint32_t *meeting;  /* by its number: its operation, or NONE */
+    uint32_t *first_of; /* and the row of its first part, or NONE */
 };
 
 /* The number of a stream. */

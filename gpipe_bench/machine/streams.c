@@ -230,6 +230,39 @@ uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, con
     return place;
 }
 
+/* Makes an operation that begins when all its parts have come to the heads of their streams; none has joined it yet. */
+uint32_t stream_meet(Clock *clock, uint32_t parts, uint32_t record) {
+    uint32_t place = operation_new(clock);
+    Operation *made = &clock->operations.items[place];
+    made->record = record;
+    made->duration = made->called = made->issued = 0;
+    made->streams[0] = made->streams[1] = NONE;
+    made->engine_count = 0;
+    made->missing = parts;
+    return place;
+}
+
+/* Issues a part of such an operation. Operations are numbered as they are made, while other parts join between later ones
+   of their streams. So an operation belongs to the stream of its first part only, where numbers ascend. */
+void stream_join(Clock *clock, uint32_t place, uint32_t stream, const Order *order) {
+    Operation *made = &clock->operations.items[place];
+    if (made->streams[0] == NONE)
+        made->streams[0] = made->streams[1] = stream;
+    OperationRefs *awaited = pending(clock, &clock->streams.items[stream]);
+    for (int64_t leader = 0; leader < awaited->count; leader++)
+        follow(clock, awaited->items[leader].place, place);
+    Time issued = clock->now + order->host_ns;
+    made->called = clock->now;
+    made->issued = made->issued > issued ? made->issued : issued;
+    made->duration = made->duration > order->duration ? made->duration : order->duration;
+    for (uint32_t engine = 0; engine < order->engine_count && made->engine_count < ENGINES; engine++)
+        made->engines[made->engine_count++] = order->engines[engine];
+    awaited->count = 0;
+    PUSH(*awaited, (OperationRef){place, made->number});
+    if (!--made->missing)
+        is_ready(clock, place);
+}
+
 /* --- ends --------------------------------------------------------------------------------------------------------- */
 
 /* Ends an operation: what waits for it may be ready, events may pass, and its engines are free. */

@@ -149,6 +149,8 @@ void stream_await(Clock *clock, uint32_t waiter, const OperationRef *awaited, in
 void stream_wait(Clock *clock, uint32_t waiter, uint32_t awaited);
 int32_t stream_record(void *clock, int32_t stream, int32_t event);
 uint32_t stream_issue(Clock *clock, const uint32_t *streams, uint32_t count, const Order *order);
+uint32_t stream_meet(Clock *clock, uint32_t parts, uint32_t record);
+void stream_join(Clock *clock, uint32_t place, uint32_t stream, const Order *order);
 bool stream_room(Clock *clock, uint32_t stream, Time *until, uint32_t *operation);
 void operation_after_start(Clock *clock, uint32_t operation, uint32_t thread);
 void operation_ends(Clock *clock, uint32_t operation);

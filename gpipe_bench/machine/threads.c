@@ -187,6 +187,27 @@ static bool issue(Replay *replay, uint32_t thread, uint32_t number)
     return (row->launches || row->kind == ROW_update || row->task) && thread_busy(&replay->clock, thread, streams[0], host_ns);
 }
 
+/* Issues a part of a message; says whether the thread pauses. */
+static bool meet(Replay *replay, uint32_t thread, uint32_t number)
+{
+    const TraceRow *row = &replay->input->rows[number];
+    uint32_t devices = (uint32_t)replay->input->devices, stream = *stream_of(replay, row->device, row->stream);
+    Time known = replay->input->duration_ns[number], host_ns = launches_ns(&replay->clock, row->launches);
+    Order order = {.duration = known > 0 ? known : 0, .host_ns = host_ns};
+    if (row->peer >= 0) {
+        order.engines[order.engine_count++] = devices + (uint32_t)row->device;
+        order.engines[order.engine_count++] = 2 * devices + (uint32_t)row->peer;
+        order_bus(&order, 3 * devices, replay->input->bus[number]);
+        order_bus(&order, 3 * devices, replay->input->second_bus[number]);
+    }
+    if (replay->meeting[row->meeting] == NONE) {
+        replay->first_of[row->meeting] = number;
+        replay->meeting[row->meeting] = stream_meet(&replay->clock, (uint32_t)row->parts, number);
+    }
+    stream_join(&replay->clock, replay->meeting[row->meeting], stream, &order);
+    return row->launches && thread_busy(&replay->clock, thread, stream, host_ns);
+}
+
 /* The thread pauses until what its own stream waits for has run; false: nothing has to. */
 static bool await_own_stream(Replay *replay, uint32_t thread)
 {
@@ -309,6 +330,7 @@ static bool run_row(Replay *replay, uint32_t thread, uint32_t number)
     switch (row->kind) {
     case ROW_kernel:
     case ROW_copy: return issue(replay, thread, number);
+    case ROW_meet: return meet(replay, thread, number);
     case ROW_update: return replay->input->launch_ns && issue(replay, thread, number);
     case ROW_record: record_event(replay, row); return false;
     case ROW_wait: await_event(replay, *stream_of(replay, row->device, row->stream), row->version); return false;

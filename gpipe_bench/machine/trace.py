@@ -20,7 +20,7 @@ HOST = -1
 KINDS: Final = (
     *("kernel", "copy", "record", "wait", "sync_stream", "sync_device", "sync_event", "alloc", "free", "record_stream"),
     *("signal", "await", "backward", "backward_end", "mark", "node", "full", "update"),
-    *("task", "host", "nest", "root", "return"),
+    *("task", "host", "nest", "root", "return", "meet"),
 )
 """Kinds of rows, by their numbers in ``trace_row.h``."""
 
@@ -44,6 +44,7 @@ class Row(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("kind", "name", "device", "stream")),
         *((name, ctypes.c_int32) for name in ("peer", "peer_stream", "thread", "launches")),
         *((name, ctypes.c_int32) for name in ("sums", "scratch", "adding_launches", "gradients", "task", "joined")),
+        *((name, ctypes.c_int32) for name in ("meeting", "parts")),
     )
 
 
@@ -65,7 +66,7 @@ class Record(NamedTuple):
             program is told that the device is full; ``update``: the host goes through the parameters of an update, and
             keeps their device waiting; ``task``: a thread begins a task that is no kernel and no copy between devices,
             or has issued all of it; ``host``: the thread is busy; ``nest``, ``root``, ``return``: a nested backward
-            pass of PyTorch 1.3, as ``trace_row.h`` explains it.
+            pass of PyTorch 1.3, as ``trace_row.h`` explains it; ``meet``: a part of a message between processes.
         name: of the operator; of a copy ``device_to_device``, ``host_to_device`` or ``device_to_host``.
         device: where it runs; -1 is the host. A copy between devices runs on the sender's.
         stream: of that device; 0 is the default one. Of an allocation: the current one.
@@ -83,6 +84,8 @@ class Record(NamedTuple):
         sums: whether the row adds gradients up.
         scratch: whether an allocation is for a kernel that can do without.
         spans: for each of the reads, then of the writes, bytes of the block: the first, and the one after the last.
+        meeting: of a part of a message: which message, from 1.
+        parts: how many parts that has.
     """
 
     kind: str
@@ -102,6 +105,8 @@ class Record(NamedTuple):
     sums: bool = False
     scratch: bool = False
     spans: tuple[tuple[int, int], ...] = ()
+    meeting: int = 0
+    parts: int = 0
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -215,7 +220,26 @@ class Trace:
 
     def _record(self, row: tuple[Any, ...]) -> Record:
         nbytes, duration_ns, version, within, block, first_read, first_write, end_write, *others = row
-        _, _, code, name, device, stream, peer, peer_stream, thread, launches, sums, scratch, *_ = others
+        (
+            _,
+            _,
+            code,
+            name,
+            device,
+            stream,
+            peer,
+            peer_stream,
+            thread,
+            launches,
+            sums,
+            scratch,
+            _,
+            _,
+            _,
+            _,
+            meeting,
+            parts,
+        ) = others
         reads: tuple[int, ...] = ()
         writes: tuple[int, ...] = ()
         spans: tuple[tuple[int, int], ...] = ()
@@ -241,6 +265,8 @@ class Trace:
             bool(sums),
             bool(scratch),
             spans,
+            meeting,
+            parts,
         )
 
 
@@ -253,6 +279,8 @@ def check_rows(trace: Trace) -> None:
     made: dict[int, str] = {}
     latest = 0
     parts = {(row.version, KINDS[row.kind]) for row in trace.rows}
+    meetings = Counter(row.meeting for row in trace.rows)
+    sizes = {row.meeting: row.parts for row in trace.rows}
     for number, row in enumerate(trace.rows):
         kind, begins = KINDS[row.kind], KINDS[row.kind] in _BEGIN_VERSIONS
         rules = (
@@ -281,6 +309,14 @@ def check_rows(trace: Trace) -> None:
             (
                 "a root, and what returns, must be of a nested pass before it",
                 kind not in {"root", "return"} or made.get(row.version) == "nest",
+            ),
+            (
+                "a part of a message must be a meet on a device, and say of how many parts it is, as all others do",
+                row.meeting == row.parts == 0
+                if kind != "meet"
+                else 1 <= row.meeting <= len(trace.rows)
+                and row.device != HOST
+                and meetings[row.meeting] <= row.parts == sizes[row.meeting],
             ),
             (
                 "a nested pass must have a root and a return",

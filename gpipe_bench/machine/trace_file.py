@@ -229,7 +229,7 @@ def _alike(trace: Trace) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         plain = {name: value for name, value in line.items() if name not in _DURATIONS}
         what = "node" if line["kind"] in {"node", "root", "return"} else "block"
         plain["thread"] = renamed("thread", line.get("thread", 0))
-        for name in ("task", "gradients"):
+        for name in ("task", "gradients", "meeting"):
             if name in line:
                 plain[name] = renamed(name, line[name])
         for name in ("version", "pass"):

@@ -25,6 +25,7 @@ typedef struct {
     int32_t task;              /* that the row belongs to, from 1, in the table of tasks; 0: none */
     int32_t joined;            /* its thread issues more at once: 1 and how many launches follow; 0: it does not, and spends
                                   the time of all of them */
+    int32_t meeting, parts;    /* of a part of a message: its meeting, numbered from 1, and how many parts that has; else 0 */
 } TraceRow;
 
 /* Bytes of a block that a row reads or writes, from the first one on, before the end. */
@@ -58,6 +59,9 @@ enum {
     ROW_nest,          /* a nested pass of PyTorch 1.3 is prepared: its root, a `root` of that version on the same thread,
                           goes to the thread of the CPU, which sleeps, and comes back after the next of the latencies */
     ROW_root,          /* the thread begins the rows of a nested pass */
-    ROW_return         /* the nested pass has run, and is the innermost: the node that began it goes on. Reads and writes
+    ROW_return,        /* the nested pass has run, and is the innermost: the node that began it goes on. Reads and writes
                           as a node */
+    ROW_meet           /* a part of a message between processes. All parts of a meeting begin together, when each has come to
+                          the head of its stream, and take as long as the longest. `peer`: in the part of a sender, the
+                          device that receives, whose link is then busy; else -1 */
 };

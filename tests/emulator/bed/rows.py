@@ -53,6 +53,8 @@ def traced(*records: Record) -> Trace:
             launches=record.launches,
             sums=record.sums,
             scratch=record.scratch,
+            meeting=record.meeting,
+            parts=record.parts,
         )
         setattr(row, "pass", record.backward)
         row.first_read = len(accesses)
