@@ -198,7 +198,7 @@ def _step(case: EmulatedCase) -> Callable[[], None]:
 
 def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
     from gpipe_bench import GPipe
-    from studies.peers.skips import carried, translated
+    from gpipe_bench.judge.skips import carried, translated
 
     components = Components.from_label(case.variant)
     options: dict[str, Any] = {"devices": places, "chunks": case.chunks, "checkpoint": "except_last"}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.models.unet import unet
-from studies.peers.skips import carried, make_stages, translated
+from gpipe_bench.judge.skips import carried, make_stages, translated
 
 
 @pytest.fixture

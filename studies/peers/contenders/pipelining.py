@@ -9,7 +9,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from studies.peers.seat import Seat, Step
-from studies.peers.skips import make_stages
+from gpipe_bench.judge.skips import make_stages
 from studies.peers.workloads import make_work, own_data
 
 

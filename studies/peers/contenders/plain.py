@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from studies.peers.seat import Seat, Step
-from studies.peers.skips import make_stages
+from gpipe_bench.judge.skips import make_stages
 from studies.peers.workloads import make_work
 
 

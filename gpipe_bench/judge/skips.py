@@ -107,14 +107,16 @@ class Stage(nn.Module):
             return kept
         return tuple(_output(one, tensors) for one in kept) if isinstance(kept, tuple) else _output(kept, tensors)
 
-    def run(self, x: Tensor, *skips: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run the layers."""
-        held = LocalTracker(zip(self._arriving, skips, strict=True))
+    def run(self, *tensors: Any) -> Any:
+        """Run the layers. Several values between layers are a tuple there, and inputs one by one here."""
+        count = len(tensors) - len(self._arriving)
+        x: Any = tensors[0] if count == 1 else tensors[:count]
+        held = LocalTracker(zip(self._arriving, tensors[count:], strict=True))
         with use_tracker(held):
             for layer in self.layers:
                 x = layer(x)
         leaving: list[Any] = [held.load(key) for key in self._leaving]
-        return (x, *leaving) if leaving else x
+        return (*(x if isinstance(x, tuple) else (x,)), *leaving) if leaving else x
 
 
 class _Sendable(torch.autograd.Function):
