@@ -44,6 +44,10 @@ def _frozen(n: int) -> nn.Sequential:
     return nn.Sequential(*model)
 
 
+def _boom(where: str) -> Make:
+    return lambda n: chain(n, Block(), own.Boom(where))
+
+
 def _spectral(n: int) -> nn.Sequential:
     model: Any = chain(n)
     for layer in model:
@@ -68,7 +72,7 @@ def _behaviour(
         wanted = {"never": (), "always": ("checkpoint",), "except_last": ("checkpoint", "except_last")}[mode]
         placed = replace(setup, per_device=per_device)
         return Case(
-            placed, lambda: make(placed.partitions), lambda s: script(s, seed), frozenset((*needs.split(), *wanted)), dtype
+            placed, lambda: make(placed.partitions), lambda s: script(s, seed), frozenset((*needs.split(), *wanted)), dtype  # noqa: E501
         )  # fmt: skip
 
     return Behaviour(name, says, lambda seed, per: [case(setup, seed, per) for setup in grid], check, raises)
@@ -80,50 +84,165 @@ def _all() -> Iterator[Behaviour]:
     one = (Setup(2, 1), Setup(3, 1, "always"))
     noise = each(own.Noise)
     yield add("chain", "loss and gradients of a chain", chain, scripts.one_step, GRID)
-    yield add("uneven", "10 rows in 4 micro-batches", chain, scripts.uneven, (Setup(2, 4), Setup(3, 4, "always")), needs="uneven")  # noqa: E501
+    yield add(
+        "uneven",
+        "10 rows in 4 micro-batches",
+        chain,
+        scripts.uneven,
+        (Setup(2, 4), Setup(3, 4, "always")),
+        needs="uneven",
+    )
     yield add("few", "fewer micro-batches than devices", chain, scripts.one_step, few, needs="few")
     yield add("shapes", "other sizes from step to step", chain, scripts.shapes, needs="shapes")
     yield add("sum", "a loss that is a sum", chain, scripts.sums)
     yield add("labels", "a mean over labels, of which some are ignored", chain, scripts.labels)
     yield add("no labels", "a micro-batch without any label", chain, scripts.no_labels)
     yield add("norm", "norm of all gradients, and clipping by it", chain, scripts.clipped, needs="clip")
-    yield add("norm to the bit", "the norm adds up in the order of the model", chain, scripts.norms, (Setup(3, 1),), check=scripts.same_bits, needs="clip few")  # noqa: E501
-    yield add("skips", "two crossing skips", lambda n: chain(n + 2, stashing("a"), stashing("b"), last=(popping("a"), popping("b"))), scripts.one_step, GRID, needs="skips")  # noqa: E501
-    yield add("skip and next", "a tensor to the next and to a later partition", lambda n: chain(n, stashing("a", same=True), last=(popping("a"),)), scripts.one_step, (Setup(3, 3), Setup(3, 4, "always")), needs="skips")  # noqa: E501
-    yield add("tuples", "floats and integers travel along", lambda n: nn.Sequential(*(own.Many() for _ in range(n - 1)), own.Merge()), scripts.tuples, needs="tuples")  # noqa: E501
-    yield add("none", "None between partitions", lambda n: nn.Sequential(*(own.WithNone() for _ in range(n - 1)), own.First()), scripts.one_step, needs="none")  # noqa: E501
-    yield add("beside", "a value that no loss uses", lambda n: chain(n, own.Beside(), own.First()), scripts.one_step, needs="tuples")  # noqa: E501
+    yield add(
+        "norm to the bit",
+        "the norm adds up in the order of the model",
+        chain,
+        scripts.norms,
+        (Setup(3, 1),),
+        check=scripts.same_bits,
+        needs="clip few",
+    )
+    yield add(
+        "skips",
+        "two crossing skips",
+        lambda n: chain(n + 2, stashing("a"), stashing("b"), last=(popping("a"), popping("b"))),
+        scripts.one_step,
+        GRID,
+        needs="skips",
+    )
+    yield add(
+        "skip and next",
+        "a tensor to the next and to a later partition",
+        lambda n: chain(n, stashing("a", same=True), last=(popping("a"),)),
+        scripts.one_step,
+        (Setup(3, 3), Setup(3, 4, "always")),
+        needs="skips",
+    )
+    yield add(
+        "tuples",
+        "floats and integers travel along",
+        lambda n: nn.Sequential(*(own.Many() for _ in range(n - 1)), own.Merge()),
+        scripts.tuples,
+        needs="tuples",
+    )
+    yield add(
+        "none",
+        "None between partitions",
+        lambda n: nn.Sequential(*(own.WithNone() for _ in range(n - 1)), own.First()),
+        scripts.one_step,
+        needs="none",
+    )
+    yield add(
+        "beside",
+        "a value that no loss uses",
+        lambda n: chain(n, own.Beside(), own.First()),
+        scripts.one_step,
+        needs="tuples",
+    )
     yield add("frozen", "a frozen first layer, a frozen bias", _frozen, scripts.one_step, GRID)
     yield add("unused", "AdamW leaves weights without use", lambda n: chain(n, own.Spare()), scripts.optimized)
     yield add("tied", "a weight in the first and the last layer", _tied, scripts.one_step, GRID, needs="tied")
     yield add("accumulate", "three steps add up", chain, scripts.accumulated)
-    yield add("accumulate by default", "three steps add up with the engine's own settings", chain, scripts.accumulated, (Setup(2, 2, defaults=True),), needs="defaults")  # noqa: E501
+    yield add(
+        "accumulate by default",
+        "three steps add up with the engine's own settings",
+        chain,
+        scripts.accumulated,
+        (Setup(2, 2, defaults=True),),
+        needs="defaults",
+    )
     yield add("optimizer", "weights after three steps of AdamW", chain, scripts.optimized)
     yield add("flat gradients", "gradients are added in place", chain, scripts.flat_grads)
     yield add("evaluation", "evaluation before and between steps", chain, scripts.evaluated, needs="evaluate")
-    yield add("masks again", "recomputation draws the masks of the loss", noise, scripts.euler, GRID, check=scripts.same_masks)  # noqa: E501
-    yield add("late masks", "a layer that first draws in the second step", noise, scripts.late, GRID[::3], check=scripts.same_masks)  # noqa: E501
+    yield add(
+        "masks again", "recomputation draws the masks of the loss", noise, scripts.euler, GRID, check=scripts.same_masks
+    )
+    yield add(
+        "late masks",
+        "a layer that first draws in the second step",
+        noise,
+        scripts.late,
+        GRID[::3],
+        check=scripts.same_masks,
+    )
     yield add("own masks", "each micro-batch has masks of its own", noise, scripts.masks)
     yield add("seeds", "a seed repeats masks, another one does not", noise, scripts.repeated)
     yield add("generator", "a step without random layers draws nothing", chain, scripts.generator)
-    yield add("batch norm", "statistics of the batch or of its micro-batches", each(lambda: nn.BatchNorm1d(own.WIDTH)), scripts.running, GRID, check=scripts.statistics)  # noqa: E501
+    yield add(
+        "batch norm",
+        "statistics of the batch or of its micro-batches",
+        each(lambda: nn.BatchNorm1d(own.WIDTH)),
+        scripts.running,
+        GRID,
+        check=scripts.statistics,
+    )
     yield add("spectral norm", "a buffer that each forward pass changes", _spectral, scripts.one_step, one, needs="few")
-    yield add("main_grad", "a function that adds its gradient itself", each(lambda: own.Custom(own.Fused)), scripts.main_grads)  # noqa: E501
-    yield add("writes gradient", "a function that writes into the gradient it gets", each(lambda: own.Custom(own.InPlace)), scripts.one_step)  # noqa: E501
+    yield add(
+        "main_grad", "a function that adds its gradient itself", each(lambda: own.Custom(own.Fused)), scripts.main_grads
+    )
+    yield add(
+        "writes gradient",
+        "a function that writes into the gradient it gets",
+        each(lambda: own.Custom(own.InPlace)),
+        scripts.one_step,
+    )
     yield add("hooks", "hooks of parameters", chain, scripts.hooked, check=scripts.hooks_fire)
     yield add("hook on input", "a layer that registers a hook on its input", each(own.HookOnInput), scripts.one_step)
-    yield add("writes input", "layers that work in place", lambda n: nn.Sequential(Block(), *(own.WritesInput() for _ in range(n - 1))), scripts.one_step)  # noqa: E501
+    yield add(
+        "writes input",
+        "layers that work in place",
+        lambda n: nn.Sequential(Block(), *(own.WritesInput() for _ in range(n - 1))),
+        scripts.one_step,
+    )
     yield add("batch stays", "the caller's batch is not written to", chain, scripts.caller)
-    yield add("passes", "number of forward passes", chain, scripts.passes, GRID, check=scripts.forward_passes, needs="passes")  # noqa: E501
-    yield add("backward order", "number and order of backward passes", each(own.Probe), scripts.backward, GRID, check=scripts.backward_passes, needs="passes")  # noqa: E501
-    yield add("memory", "activations alive at once, and after the step", each(own.Probe), scripts.memory, GRID, check=scripts.memory_bounds, needs="passes")  # noqa: E501
+    yield add(
+        "passes", "number of forward passes", chain, scripts.passes, GRID, check=scripts.forward_passes, needs="passes"
+    )
+    yield add(
+        "backward order",
+        "number and order of backward passes",
+        each(own.Probe),
+        scripts.backward,
+        GRID,
+        check=scripts.backward_passes,
+        needs="passes",
+    )
+    yield add(
+        "memory",
+        "activations alive at once, and after the step",
+        each(own.Probe),
+        scripts.memory,
+        GRID,
+        check=scripts.memory_bounds,
+        needs="passes",
+    )
     yield add("autocast", "autocast reaches the layers", each(own.Typed), scripts.cast)
     yield add("float16", "gradients of half precision", chain, scripts.one_step, dtype=torch.float16)
     yield add("nan", "NaN in one row is seen", chain, scripts.nan)
     for where in ("forward", "backward"):
-        yield add(f"error in {where}", "an error of a layer surfaces", lambda n, w=where: chain(n, Block(), own.Boom(w)), scripts.errors, (Setup(2, 4), Setup(3, 4, "always")), check=scripts.surfaces, raises=True)  # noqa: E501
+        yield add(
+            f"error in {where}",
+            "an error of a layer surfaces",
+            _boom(where),
+            scripts.errors,
+            (Setup(2, 4), Setup(3, 4, "always")),
+            check=scripts.surfaces,
+            raises=True,
+        )
     yield add("after an error", "the step after one that failed", chain, scripts.after_error, needs="one process")
-    yield add("replicas", "two pipelines share a batch", chain, scripts.shared_batch, (Setup(2, 2, replicas=2),), needs="replicas")  # noqa: E501
+    yield add(
+        "replicas",
+        "two pipelines share a batch",
+        chain,
+        scripts.shared_batch,
+        (Setup(2, 2, replicas=2),),
+        needs="replicas",
+    )
 
 
 BEHAVIOURS = {behaviour.name: behaviour for behaviour in _all()}

@@ -24,7 +24,7 @@ _GRACE_S: Final = 2.0
 """Seconds that the other processes get to end once one has raised: their errors may say more, or only that it ended."""
 
 
-def serve(engine: str, rank: int, world: int, port: int, tasks: Any, answers: Any) -> None:
+def serve(engine: str, rank: int, world: int, port: int, tasks: Any, answers: Any) -> None:  # noqa: PLR0917 - what a process is given
     """Play cases, as one process of an engine, until the task is None."""
     torch.set_num_threads(1)
     adapter = adapter_of(engine)

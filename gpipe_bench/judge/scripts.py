@@ -148,7 +148,8 @@ def surfaces(case: Case, plain: Notes, got: Notes) -> str | None:
 # ------------------------------------------------------------------------------------------------------------ scripts
 def one_step(s: Session, seed: int) -> None:
     """A step, its loss and gradients."""
-    s.step(*(each.to(s.dtype) for each in batch(seed)))
+    x, target = batch(seed)
+    s.step(x.to(s.dtype), target.to(s.dtype))
     s.grads()
 
 
@@ -305,7 +306,8 @@ def main_grads(s: Session, seed: int) -> None:
 def hooked(s: Session, seed: int) -> None:
     """Hooks on parameters, and after accumulation."""
     fired: dict[str, int] = {}
-    for name, p in s.parameters:
+    for name, parameter in s.parameters:
+        p: Any = parameter
         p.register_hook(lambda grad: grad * 2)
         if name.endswith("bias"):
             p.register_post_accumulate_grad_hook(lambda _, name=name: fired.update({name: fired.get(name, 0) + 1}))

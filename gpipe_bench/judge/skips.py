@@ -173,7 +173,8 @@ class _Carrier(nn.Module):
         self.stage = stage
 
     def forward(self, given: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-        return self.stage.run(*given) if isinstance(given, tuple) else self.stage.run(given)
+        found: Tensor | tuple[Tensor, ...] = self.stage.run(*(given if isinstance(given, tuple) else (given,)))
+        return found
 
 
 def _crossing(model: nn.Sequential, bound: int) -> Iterator[Any]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe_bench.models.unet import unet
 from gpipe_bench.judge.skips import carried, make_stages, translated
+from gpipe_bench.models.unet import unet
 
 
 @pytest.fixture

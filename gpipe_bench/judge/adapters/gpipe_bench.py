@@ -27,7 +27,9 @@ class GpipeBench:
 
     def build(self, model: nn.Sequential, setup: Setup) -> PlainPipe:
         """The pipeline."""
-        options: dict[str, Any] = {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
+        options: dict[str, Any] = (
+            {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
+        )
         pipe = GPipe(
             model, setup.balance(len(model)), devices=["cpu"] * setup.n, chunks=setup.chunks,
             schedule=self.schedule or None, workers=self.workers or "always", **options,

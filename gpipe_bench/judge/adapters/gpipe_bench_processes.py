@@ -28,7 +28,9 @@ class Processes:
 
     def build(self, model: nn.Sequential, setup: Setup) -> _Pipe:
         """The part of this rank."""
-        options: dict[str, Any] = {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
+        options: dict[str, Any] = (
+            {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
+        )
         if setup.replicas > 1:
             mesh = dist.device_mesh.init_device_mesh("cpu", (setup.replicas, setup.n), mesh_dim_names=("dp", "pp"))
             options |= {"mesh": mesh["pp"], "replicas": mesh["dp"]}

@@ -48,6 +48,7 @@ class _Pipe:
     def __init__(self, stages: dict[int, nn.Module], n: int, kind: Any, setup: Setup) -> None:
         self.stages, self.n, self.kind, self.setup = stages, n, kind, setup
         self.plan: Any = None
+        self.loss: Any = None
         self.shapes: Any = None
 
     def own(self) -> list[nn.Module]:
@@ -58,10 +59,12 @@ class _Pipe:
         share = loss.shares(target, self.setup.chunks) if loss and not self.setup.defaults else lambda _: 1.0
         self.loss = lambda out, part: loss.call(out, part) * share(part) if loss else out
         if self.shapes != (shapes := [value.shape for value in given]):  # stages know shapes from their first step
-            pieces = [pipelining.PipelineStage(part, j, self.n, torch.device("cpu")) for j, part in self.stages.items()]
+            pieces: Any = [
+                pipelining.PipelineStage(part, j, self.n, torch.device("cpu")) for j, part in self.stages.items()
+            ]
             options = {} if self.setup.defaults else {"scale_grads": False}  # torchtitan#1733
             pieces = pieces if len(pieces) > 1 else pieces[0]
-            self.plan = self.kind(pieces, self.setup.chunks, loss_fn=lambda o, t: self.loss(o, t), **options)
+            self.plan = self.kind(pieces, self.setup.chunks, loss_fn=lambda o, t: self.loss(o, t), **options)  # noqa: PLW0108 - the loss changes
             self.shapes = shapes
         ends = {"target": target, "losses": losses} if self.n - 1 in self.stages else {}
         return getattr(self.plan, call)(*given if 0 in self.stages else (), **ends), losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +14,13 @@ from gpipe_bench.judge.protocol import Loss, Setup
 class Plain:
     """No pipeline."""
 
-    version, processes, per_device = torch.__version__, False, 1
-    limits = {"passes": "not a pipeline"}  # noqa: RUF012 - a constant
+    version: str = torch.__version__
+    processes, per_device = False, 1
+    limits: Mapping[str, str] = {
+        "passes": "not a pipeline",
+        "replicas": "not a pipeline",
+        "error in forward": "one call, so no third",
+    }
 
     def build(self, model: nn.Sequential, setup: Setup) -> PlainPipe:  # noqa: ARG002 - the interface of adapters
         """The module."""

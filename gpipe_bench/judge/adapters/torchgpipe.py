@@ -38,7 +38,9 @@ class TorchGpipe:
 
     def build(self, model: nn.Sequential, setup: Setup) -> PlainPipe:
         """The pipeline."""
-        options: dict[str, Any] = {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
+        options: dict[str, Any] = (
+            {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
+        )
         options |= {"devices": ["cpu"] * setup.n, "chunks": setup.chunks}
         return PlainPipe(model, pipe_of(self.package, model, setup.balance(len(model)), **options))
 

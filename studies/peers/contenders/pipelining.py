@@ -8,8 +8,8 @@ import torch
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from studies.peers.seat import Seat, Step
 from gpipe_bench.judge.skips import make_stages
+from studies.peers.seat import Seat, Step
 from studies.peers.workloads import make_work, own_data
 
 

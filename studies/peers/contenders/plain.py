@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from studies.peers.seat import Seat, Step
 from gpipe_bench.judge.skips import make_stages
+from studies.peers.seat import Seat, Step
 from studies.peers.workloads import make_work
 
 

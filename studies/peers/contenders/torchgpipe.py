@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from studies.peers.seat import Seat, Step
 from gpipe_bench.judge.skips import translated
+from studies.peers.seat import Seat, Step
 from studies.peers.workloads import make_work
 
 PIPES: Final = {"torchgpipe": ("torchgpipe", "GPipe"), "fairscale": ("fairscale.nn.pipe", "Pipe")}

@@ -1,0 +1,70 @@
+"""Every kind of verdict has an adapter that gets it; this project's engine gets none that is bad."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from gpipe_bench.judge.behaviours import BEHAVIOURS
+from gpipe_bench.judge.runner import adapter_of, judge
+from tests.processes import command
+
+ADAPTER = """
+import time
+from gpipe_bench.judge.adapters.plain import Plain, PlainPipe
+
+class Broken(PlainPipe):
+    def step(self, x, target, loss):
+        if loss.reduction == "sum":
+            raise OSError("no sums")
+        if x.shape[0] == 10:
+            time.sleep(600)
+        value = super().step(x, target, loss)
+        if callable(loss.reduction):
+            self.model[0].linear.weight.grad.mul_(2)
+        return value
+
+class Adapter(Plain):
+    limits = {"skips": "said on its page"}
+
+    def build(self, model, setup):
+        return Broken(model, model)
+
+def adapter(schedule):
+    return Adapter()
+"""
+
+
+def test_each_verdict_is_found_and_a_hang_is_ended(tmp_path):
+    (tmp_path / "mine.py").write_text(ADAPTER)
+    wanted = {"chain": "ok", "skips": "limit", "labels": "wrong", "sum": "raises", "uneven": "hangs", "nan": "ok"}
+    names = [word for name in wanted for word in ("--only", name)]
+
+    done = command(["judge", "--engine", "mine.py", *names, "--limit-s", "2", "--out", "rows.csv"], tmp_path)
+
+    assert done.returncode == 1, done.stderr
+    with (tmp_path / "rows.csv").open() as file:
+        rows = {row["behaviour"]: row for row in csv.DictReader(file)}
+    assert {name: row["verdict"] for name, row in rows.items()} == wanted
+    assert rows["labels"]["setting"] == "n=2 m=2 never"
+    assert "grad 0.linear.weight is off" in rows["labels"]["detail"]
+    assert "rank 0" in rows["uneven"]["detail"]
+    assert "again: gpipe-bench judge mine.py --only 'labels' --seed 0" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("engine", ["gpipe_bench:1f1b,never"])
+def test_nothing_is_reported_of_a_right_engine(engine):
+    adapter = adapter_of(engine)
+
+    bad = {name: verdict for name in BEHAVIOURS if (verdict := judge(adapter, name)).kind not in ("ok", "limit")}
+
+    assert not bad
+
+
+def test_unknown_engines_and_behaviours_are_refused(tmp_path):
+    done = command(["judge", "gpip_bench"], tmp_path)
+    assert done.returncode == 2
+    assert "engine must be one of gpipe_bench" in done.stderr
+    assert command(["judge", "plain", "--only", "chian"], tmp_path).returncode == 2
