@@ -35,7 +35,6 @@ _COMMANDS: Final = {
     "schedule": ("schedule.app", _CHOOSE, "check, draw, time and write a schedule"),
     "playground": ("playground.playground", _CHOOSE, "a page to compare schedules and change them by hand"),
     "run": ("measure.run", _MEASURE, "measure pipelines on this machine"),
-    "judge": ("judge.judge", _MEASURE, "what an engine for pipelines gets wrong"),
     "profile": ("measure.profile", _MEASURE, "measure a device for simulations"),
     "config": ("config.app", _MEASURE, "check or write a configuration of experiments"),
     "table": ("results.table", _RESULTS, "variants with medians, intervals, memory and failures"),
@@ -51,6 +50,7 @@ _COMMANDS: Final = {
     "published": ("results.published", _HIDDEN, ""),
     "trace": ("results.trace", _HIDDEN, ""),
     "diff": ("diff.diff", _HIDDEN, ""),
+    "judge": ("judge.judge", _HIDDEN, ""),
 }
 
 
