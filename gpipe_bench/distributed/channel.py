@@ -1,47 +1,20 @@
 """The process groups of a pipeline, and what is asked of them: to send and to receive some bytes.
 
-A pipeline has groups of its own: its messages never meet those of the user's group, and its timeout is its own. Only
-four methods of a group are used, so tests put threads in the place of processes.
+A pipeline has groups of its own: its messages never meet those of the user's group, and its timeout is its own.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 
 from gpipe_bench.distributed.nccl import DeviceGroup
+from gpipe_bench.distributed.network import Group, Network
 from gpipe_bench.errors import PeerError
-
-
-class Work(Protocol):
-    """A transfer on its way."""
-
-    def wait(self, timeout: timedelta = ...) -> Any:
-        """Wait until it has ended. If it takes too long, all connections of this process are closed."""
-
-
-class Group(Protocol):
-    """What is used of a ``torch.distributed.ProcessGroup``."""
-
-    def rank(self) -> int:
-        """Of this process."""
-
-    def size(self) -> int:
-        """How many processes there are."""
-
-    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
-        """Begin to send a tensor."""
-
-    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
-        """Begin to receive a tensor, or a shorter one into its beginning."""
 
 
 class BothWays:
@@ -71,64 +44,43 @@ class BothWays:
 
 PATIENCE_S = 5.0
 """How long a process that stops takes to tell the others, and one that waits in vain to hear from them, at most."""
-_numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
-"""For each group how many pipelines had it: its processes make their pipelines in the same order."""
 
 
-def ranks_of(group: Any) -> Sequence[int]:
-    """The ranks that the processes of a group have in the whole job."""
-    return dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else range(group.size())
-
-
-def own_groups(group: Any, timeout_s: float, device: torch.device) -> tuple[Group, Group]:
+def own_groups(network: Network, timeout_s: float, device: torch.device) -> tuple[Group, Group]:
     """Two groups of the same processes for one pipeline: for messages, and for news. All of them must call this.
 
     Args:
-        group: a ``ProcessGroup``; any other group is taken as it is. Messages go over gloo, and, if ``group`` has NCCL
-            for ``device``, tensors over NCCL.
+        network: of the processes. Messages go over gloo, and, if it has NCCL for ``device``, tensors over NCCL.
         timeout_s: how long a process waits for another one before it gives up.
         device: of this process.
 
     Raises:
         PeerError: a process has not called this in time, or has stopped before all were connected.
     """
-    if not isinstance(group, dist.ProcessGroup):
-        return group, group
-    # Not by dist.new_group: a group of the same processes would find the addresses of the one that was given back.
-    number = next(_numbers[group.group_name])
-    store = distributed_c10d.PrefixStore(f"gpipe_bench/{number}", group.get_group_store())
-    timeout = timedelta(seconds=timeout_s)
+    store, timeout = network.store(), timedelta(seconds=timeout_s)
     rule = "all processes must make the pipeline"
     advice = f"within {timeout_s:g} s; see there for the cause, or wait longer with timeout_s"
-    if absent := _absent(store, group, "here", timeout):
+    if absent := _absent(store, network, "here", timeout):
         raise PeerError(f"{rule}, got none from rank {absent} {advice}")
-
-    def made(kind: Any, way: str, options: Any) -> Any:
-        return kind(distributed_c10d.PrefixStore(way, store), group.rank(), group.size(), options)
-
     try:
-        upwards, downwards, news = [
-            made(dist.ProcessGroupGloo, way, timeout) for way in ("host up", "host down", "news")
-        ]
+        upwards, downwards, news = [network.connected(way, store, timeout) for way in ("host up", "host down", "news")]
     except RuntimeError as error:
         # Those that are there wait in vain, too. This one must be done before others have lost their patience with it.
-        absent = _absent(store, group, "waits", timedelta(seconds=min(timeout_s, PATIENCE_S) / 4))
+        absent = _absent(store, network, "waits", timedelta(seconds=min(timeout_s, PATIENCE_S) / 4))
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise PeerError(f"{rule}, got no connection to rank {absent or 'others'} ({reason}) {advice}") from None
     host = BothWays(upwards, downwards)
-    if device.type != "cuda" or "nccl" not in dist.get_backend_config(group):
+    if not network.has_nccl(device):
         return host, news
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout  # noqa: SLF001 - there is no public name
-    ways = (made(dist.ProcessGroupNCCL, way, options) for way in ("upwards", "downwards"))
+    ways = [network.connected(way, store, timeout, nccl=True) for way in ("upwards", "downwards")]
     return DeviceGroup(host, *ways), news
 
 
-def _absent(store: Any, group: dist.ProcessGroup, mark: str, timeout: timedelta) -> str:
+def _absent(store: Any, network: Network, mark: str, timeout: timedelta) -> str:
     """Leave a mark in the store, and name the ranks that have left none in time."""
-    keys = {f"{mark}/{peer}": rank for peer, rank in enumerate(ranks_of(group))}
+    keys = {f"{mark}/{peer}": rank for peer, rank in enumerate(network.ranks)}
     try:
-        store.set(f"{mark}/{group.rank()}", "")
+        store.set(f"{mark}/{network.rank()}", "")
         try:
             store.wait([*keys], timeout)
         except dist.DistNetworkError:

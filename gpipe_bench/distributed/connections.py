@@ -8,30 +8,37 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gpipe_bench.distributed.channel import PATIENCE_S, own_groups, ranks_of
+from gpipe_bench.distributed.channel import PATIENCE_S, own_groups
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.failures import FailureChannel
 from gpipe_bench.distributed.links import Links
 from gpipe_bench.distributed.nccl import DeviceGroup
+from gpipe_bench.distributed.network import Network, TorchNetwork
 from gpipe_bench.errors import text_of
 
 
-def given_group(group: Any, mesh: DeviceMesh | None) -> Any:
-    """The process group that a user has given, by one of two arguments or none."""
+def given_network(group: Any, mesh: DeviceMesh | None) -> Network:
+    """The processes that a user has given, by one of two arguments or none."""
     if group is not None and mesh is not None:
         raise TypeError("group and mesh must not be given both, got both; leave one out")
     given = mesh.get_group() if mesh is not None else dist.group.WORLD if group is None else group
     if given is None:
         raise ValueError("a process group must be there, got none; call torch.distributed.init_process_group first")
-    return given
+    return _network(given)
+
+
+def _network(given: Any) -> Network:
+    """Of a process group; any other network is taken as it is."""
+    network: Network = TorchNetwork(given) if isinstance(given, dist.ProcessGroup) else given
+    return network
 
 
 class Connections:
     """Those of one process.
 
     Args:
-        given: the group of the pipeline.
-        replicas: the group of its replicas, or a mesh, or None.
+        given: the processes of the pipeline.
+        replicas: the process group of its replicas, or a mesh, or None.
         timeout_s: as for :func:`gpipe_bench.distributed.channel.own_groups`.
         device: likewise.
 
@@ -46,7 +53,7 @@ class Connections:
         PeerError: another process has stopped before all were connected.
     """
 
-    def __init__(self, given: Any, replicas: Any, timeout_s: float, device: torch.device) -> None:
+    def __init__(self, given: Network, replicas: Any, timeout_s: float, device: torch.device) -> None:
         # Not more, since it is counted in nanoseconds.
         if not (isinstance(timeout_s, (int, float)) and 0.001 <= timeout_s <= 1e9):
             raise ValueError(
@@ -56,17 +63,17 @@ class Connections:
         patience_s = min(timeout_s, PATIENCE_S)
         own, news = own_groups(given, timeout_s, device)
         self.over_nccl = own if isinstance(own, DeviceGroup) else None
-        self.links = Links(own, ranks_of(given), direct=self.over_nccl is not None)
-        groups = [(news, ranks_of(given))]
+        self.links = Links(own, given.ranks, direct=self.over_nccl is not None)
+        groups = [(news, given.ranks)]
         self.replicas = None
         if replicas is not None:
-            others = replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas
+            others = _network(replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas)
             try:
                 own, news = own_groups(others, timeout_s, device)
             except BaseException as error:
-                first = FailureChannel(groups, patience_s)
+                first = FailureChannel(groups, patience_s, given.clock)
                 first.tell(f"rank {first.rank} failed: {text_of(error)}")
                 raise
-            self.replicas = Replicas(own, Links(own, ranks_of(others), direct=isinstance(own, DeviceGroup)))
-            groups.append((news, ranks_of(others)))
-        self.failures = FailureChannel(groups, patience_s)
+            self.replicas = Replicas(own, Links(own, others.ranks, direct=isinstance(own, DeviceGroup)))
+            groups.append((news, others.ranks))
+        self.failures = FailureChannel(groups, patience_s, given.clock)

@@ -1,4 +1,4 @@
-"""Why processes stop: what each tells all others, once, before it closes its connections.
+"""Why processes stop: what each tells all others before it closes its connections.
 
 A wait that takes too long closes all connections of its group of processes. So news have connections of their own.
 
@@ -7,8 +7,8 @@ A wait that takes too long closes all connections of its group of processes. So 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final
@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gpipe_bench.distributed.channel import Group, Work
+from gpipe_bench.distributed.network import Group, Work
 
 _TAG: Final = 2
 _LONGEST: Final = 4096
@@ -39,35 +39,41 @@ class FailureChannel:
     Args:
         groups: each with the ranks that its processes have in the whole job.
         patience_s: how long this process takes to tell, and then to hear.
+        clock: gives the time in seconds.
 
     Attributes:
         rank: of this process in the whole job.
     """
 
-    def __init__(self, groups: Sequence[tuple[Group, Sequence[int]]], patience_s: float) -> None:
-        self._peers: dict[int, tuple[Group, int, Tensor, Work]] = {}
-        self._patience_s, self._told = patience_s, False
+    def __init__(
+        self, groups: Sequence[tuple[Group, Sequence[int]]], patience_s: float, clock: Callable[[], float]
+    ) -> None:
+        # Two pieces of news may come from each: for whom it waits, and then the reason.
+        self._peers: dict[int, tuple[Group, int, deque[tuple[Tensor, Work]]]] = {}
+        self._patience_s, self._clock, self._told = patience_s, clock, 0
         for group, ranks in groups:
             self.rank = ranks[group.rank()]
             for peer, rank in enumerate(ranks):
                 if rank != self.rank:
-                    memory = torch.zeros(_LONGEST, dtype=torch.uint8, device="cpu")
+                    memory = torch.zeros(2, _LONGEST, dtype=torch.uint8, device="cpu")
                     # One that is gone already tells nothing.
                     with suppress(RuntimeError):
-                        self._peers[rank] = group, peer, memory, group.recv([memory], peer, _TAG)
+                        news = deque([(piece, group.recv([piece], peer, _TAG)) for piece in memory])
+                        self._peers[rank] = group, peer, news
 
     def tell(self, reason: str) -> None:
-        """Tell all others why this process stops, unless it has told them before."""
-        if self._told:
+        """Tell all others why this process stops, unless they know, or, before they do, for whom it waits."""
+        number = 1 if reason.startswith(_WAITS) else 2
+        if self._told >= number:
             return
-        self._told, works, end = True, [], time.monotonic() + self._patience_s
+        self._told, works, end = number, [], self._clock() + self._patience_s
         data = torch.frombuffer(bytearray(reason.encode(errors="replace")[:_LONGEST]), dtype=torch.uint8)
         for group, peer, *_ in self._peers.values():
             with suppress(RuntimeError):
                 works.append(group.send([data], peer, _TAG))
         for work in works:
             with suppress(RuntimeError):
-                work.wait(_left(end))
+                work.wait(self._left(end))
 
     def cause(self, ranks: Iterable[int], error: LostError) -> str:
         """Why a process does not answer.
@@ -79,9 +85,11 @@ class FailureChannel:
         Returns:
             The cause that another process told. If none did, the silent process at the end of the chain of waits.
         """
-        if error.silent:
+        ranks = [*ranks]
+        if error.silent or len(ranks) > 1:
+            # All that wait for the same one ask each other: those that tell that they wait are not the cause.
             self.tell(_WAITS + " ".join(map(str, ranks)))
-        end = time.monotonic() + self._patience_s
+        end = self._clock() + self._patience_s
         waiters = dict.fromkeys(ranks, self.rank)
         queue, lost = [*waiters], []
         for rank in queue:
@@ -94,6 +102,11 @@ class FailureChannel:
                 new = [each for each in map(int, told[1:].split()) if each not in waiters and each != self.rank]
                 waiters |= dict.fromkeys(new, rank)
                 queue += new
+        # One that this process cannot ask is asked by the one that waits for it.
+        for rank in dict.fromkeys(waiters[each] for each in lost if each not in self._peers):
+            told = self._heard(rank, self._clock() + 2 * self._patience_s)
+            if told is not None and not told.startswith(_WAITS):
+                return told
         lost = lost or [self.rank]
         waiter = waiters.get(lost[0], queue[0])
         how = "silent, or waits for one that is" if error.silent or waiter != self.rank else "gone or silent"
@@ -101,15 +114,16 @@ class FailureChannel:
 
     def _heard(self, rank: int, end: float) -> str | None:
         """What another process tells until then; None if it tells nothing, or has no connection to this one."""
-        if rank not in self._peers:
+        _, _, news = self._peers.get(rank, (None, 0, ()))
+        if not news:
             return None
-        *_, memory, work = self._peers[rank]
+        memory, work = news[0]
         try:
-            work.wait(_left(end))
+            work.wait(self._left(end))
         except RuntimeError:
             return None
+        news.popleft()
         return memory.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
 
-
-def _left(end: float) -> timedelta:
-    return timedelta(seconds=max(end - time.monotonic(), 0.001))
+    def _left(self, end: float) -> timedelta:
+        return timedelta(seconds=max(end - self._clock(), 0.001))

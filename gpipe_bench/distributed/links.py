@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.distributed import messages
-from gpipe_bench.distributed.channel import Group, Work
 from gpipe_bench.distributed.failures import LostError
 from gpipe_bench.distributed.messages import Description, Empty, Parcel
+from gpipe_bench.distributed.network import Group, Work
 
 _MESSAGE, _RECEIPT, _NOTHING = 0, 1, 3
 """Tags; nothing is ever sent with the last one."""

@@ -30,7 +30,7 @@ class _Later(NamedTuple):
 
 
 class DeviceGroup:
-    """A :class:`gpipe_bench.distributed.channel.Group` that sends tensors of a device directly.
+    """A :class:`gpipe_bench.distributed.network.Group` that sends tensors of a device directly.
 
     Args:
         host: for tensors in host memory.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gpipe_bench.autograd.microbatch import MicroBatch
 from gpipe_bench.components import Components
 from gpipe_bench.distributed.agreement import Begin, compare, description, fingerprint
-from gpipe_bench.distributed.connections import Connections, given_group
+from gpipe_bench.distributed.connections import Connections, given_network
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.norms import clip, norms_of, total_norm
@@ -99,7 +99,7 @@ class Pipe(PartitionedModule):
         timeout_s: float = 600.0,
     ) -> None:
         super().__init__(components=Components(copy_streams=False), workers="never")
-        given = given_group(group, mesh)
+        given = given_network(group, mesh)
         refused: Exception | None = None
         try:
             own = named_device("device", device)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpipe_bench.distributed import Pipe
-from tests.distributed.threads import results_of
+from tests.distributed.virtual import results_of
 
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 SCHEDULES = [("1f1b", 1), ("interleaved", 2), ("zb_v", 2), ("dualpipe_v", 2)]

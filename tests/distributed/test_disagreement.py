@@ -12,7 +12,7 @@ from torch.nn import functional
 from gpipe_bench.distributed import PeerError, Pipe
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.schedules import named_schedule
-from tests.distributed.threads import run_ranks
+from tests.distributed.virtual import run_ranks
 from tests.engine.support import Pop, Stash
 
 X = torch.ones(8, 3)

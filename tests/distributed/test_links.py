@@ -12,13 +12,13 @@ from gpipe_bench.distributed import messages
 from gpipe_bench.distributed.failures import LostError
 from gpipe_bench.distributed.links import Link
 from gpipe_bench.distributed.staging import Staging
-from tests.distributed.threads import ThreadGroup, World
+from tests.distributed.virtual import Context, VirtualGroup, World
 
 BOX = ("F", 0, 1, 0)
 STAGING = Staging(torch.device("cpu"))
 
 
-class CountingGroup(ThreadGroup):
+class CountingGroup(VirtualGroup):
     sent = nbytes = 0
 
     def send(self, tensors, rank, tag):
@@ -46,7 +46,8 @@ class Ends:
 
     def __init__(self):
         self.world = World(2)
-        self.groups = [CountingGroup(self.world, rank) for rank in range(2)]
+        self.context = Context(self.world, "messages", [0, 1])
+        self.groups = [CountingGroup(self.context, rank) for rank in range(2)]
         self.ends = [Link(group, 1 - rank) for rank, group in enumerate(self.groups)]
 
     def begin(self, kind):
@@ -55,9 +56,11 @@ class Ends:
 
     def send(self, value, box=BOX):
         self.ends[0].send(*messages.pack(box, value))
+        self.world.settle()
 
     def receive(self):
         parcel = self.ends[1].receive(STAGING.empty)
+        self.world.settle()
         return parcel.description.box, parcel.value(torch.Tensor.cpu)
 
     def handed_on(self, value, box=BOX):
@@ -181,7 +184,7 @@ def test_a_process_that_ends_after_its_last_message():
     for _ in range(2):
         ends.handed_on(torch.ones(2))
     ends.send(torch.ones(2))
-    ends.world.kill(0)
+    ends.context.close(0)
     _, value = ends.receive()
     assert value.tolist() == [1, 1]
     with pytest.raises(LostError):

@@ -12,7 +12,7 @@ from gpipe_bench.distributed import Pipe, exchange
 from gpipe_bench.schedules import SCHEDULES, named_schedule, with_recomputation
 from gpipe_bench.schedules.messages import Message, channels, holder
 from tests.distributed.test_parity import ranks_of, read_by_all, unet
-from tests.distributed.threads import results_of
+from tests.distributed.virtual import results_of
 
 
 class Watched(exchange.Exchange):

@@ -1,6 +1,6 @@
 """Across processes a pipeline gives what it gives in one process: loss, gradients, statistics, masks.
 
-Ranks are threads here, see ``threads.py``; a send lasts until it is received, so a wrong order would end in a time-out.
+Ranks are threads here, see ``virtual.py``; a send lasts until it is received, so a wrong order would end in a time-out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 from gpipe_bench.distributed import Pipe
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.skip import Namespace
-from tests.distributed.threads import results_of
+from tests.distributed.virtual import results_of
 from tests.engine.steps import DOUBLE, scheduled
 from tests.engine.support import MODES, Peek, Pop, Stash
 from tests.engine.test_mixed_values import make_model

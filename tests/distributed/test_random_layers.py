@@ -24,7 +24,7 @@ from gpipe_bench.distributed import Pipe
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import device_count
 from tests.distributed.ranks import run_processes
-from tests.distributed.threads import results_of
+from tests.distributed.virtual import results_of
 from tests.engine.random_layers import DRAWING, KINDS, SKIPS, WIDTH, Layer, Ledger, random_model, small
 from tests.engine.steps import DOUBLE
 from tests.engine.support import MODES

@@ -83,9 +83,6 @@ def freeze(pipe):
 
 
 CHANGES = {
-    "training mode": lambda pipe: pipe.eval(),
-    "chunks": lambda pipe: setattr(pipe, "chunks", 4),
-    "checkpoint": lambda pipe: setattr(pipe, "checkpoint", "always"),
     "parameters": freeze,
     "rows": lambda pipe: step(pipe, 6),
     "modes of layers": lambda pipe: pipe[0].eval(),
@@ -161,25 +158,3 @@ def test_a_replica_that_cannot_be_made(tmp_path):
     results = run_processes(SIZE, tmp_path, no_pipeline)
     assert [kind for kind, _ in results] == ["PeerError", "PeerError", "ValueError", "ValueError"]
     assert all("schedule must be the same in all processes, got 1f1b on rank 2 and" in text for _, text in results)
-
-
-def fewer(rank):
-    """Ranks 2 and 3 make a step more."""
-    dist.barrier()
-    pipe = made(timeout_s=4)
-    store = dist.distributed_c10d._get_default_store()
-    step(pipe)
-    if rank < 2:
-        return store.wait(["2", "3"])
-    try:
-        step(pipe)
-    except Exception as error:  # noqa: BLE001 - it is a result
-        return type(error).__name__, str(error)
-    finally:
-        store.set(str(rank), "ended")
-
-
-def test_a_replica_that_makes_fewer_steps(tmp_path):
-    for rank, (kind, message) in enumerate(run_processes(SIZE, tmp_path, fewer)[2:]):
-        assert kind == "PeerError"
-        assert any(f"rank {other} is silent, or waits for one that is" in message for other in (0, 1)), rank

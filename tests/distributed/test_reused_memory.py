@@ -13,7 +13,7 @@ from gpipe_bench.distributed import Pipe
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.skip import skippable, stash
 from tests.distributed.test_parity import apart, ranks_of
-from tests.distributed.threads import results_of
+from tests.distributed.virtual import results_of
 from tests.engine.steps import DOUBLE
 from tests.engine.support import MODES
 from tests.engine.test_kept_memory import (

@@ -19,7 +19,7 @@ from gpipe_bench.distributed import Pipe
 from gpipe_bench.errors import PeerError
 from gpipe_bench.schedules import SCHEDULES
 from tests.distributed.ranks import run_processes
-from tests.distributed.threads import results_of, run_ranks
+from tests.distributed.virtual import results_of, run_ranks
 from tests.engine.steps import DOUBLE, scheduled
 from tests.engine.support import MODES
 from tests.engine.test_tied import BATCH, TARGETS, WIDTH, WORDS, cross_entropy, tied

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from gpipe_bench import GPipe
 from gpipe_bench.distributed import PeerError, Pipe
-from tests.distributed.threads import results_of, run_ranks
+from tests.distributed.virtual import results_of, run_ranks
 
 X = torch.arange(12.0).view(4, 3).double()
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gpipe_bench import GPipe, MicroBatches, NoChunk, Pipe, PipeSequential
 from gpipe_bench.distributed import Pipe as DistributedPipe
-from tests.distributed.threads import results_of
+from tests.distributed.virtual import results_of
 from tests.engine.steps import ALL, DOUBLE, backward_orders, scheduled
 from tests.engine.support import MODES
 

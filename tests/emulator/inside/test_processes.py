@@ -6,22 +6,20 @@ Messages go through pinned host memory, as over gloo, or from device to device, 
 from __future__ import annotations
 
 import copy
-import threading
-from itertools import permutations
-from queue import SimpleQueue
+from collections import defaultdict, deque
+from math import inf
 from typing import NamedTuple
 
 import pytest
 import torch
 
 from gpipe_bench.distributed import Pipe, staging
-from gpipe_bench.distributed.nccl import DeviceGroup
 from gpipe_bench.emulator.library import devices
 from gpipe_bench.emulator.races import find_races
 from gpipe_bench.emulator.recording import recording
 from gpipe_bench.schedules import SCHEDULES
 from tests.distributed.test_parity import assert_equal, ranks_of, together, unet
-from tests.distributed.threads import PATIENCE_S, run_ranks
+from tests.distributed.virtual import VirtualNetwork, run_ranks
 from tests.engine.steps import scheduled
 
 X = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3)
@@ -32,59 +30,68 @@ BATCHES = [X, X, X[:4]]
 class Sending:
     """A send on its way, after the work on the current stream; ``read`` is recorded when its tensor has been read."""
 
-    def __init__(self, tensor):
-        self.tensor, self.stream = tensor, torch.accelerator.current_stream(tensor.device)
-        self.written = self.stream.record_event()
-        self.received, self.read = threading.Event(), None
-
-    def is_completed(self):
-        if self.received.is_set():
-            self.read.synchronize()
-        return self.received.is_set()
+    def __init__(self, group, tensor):
+        self.group, self.tensor, self.stream = group, tensor, torch.accelerator.current_stream(tensor.device)
+        self.written, self.read = self.stream.record_event(), None
 
     def wait(self):
-        assert self.received.wait(PATIENCE_S)
+        self.group.world.wait(self.group.rank, lambda: self.read, inf)
         self.stream.wait_event(self.read)
 
 
 class Receiving(NamedTuple):
-    sent: SimpleQueue
+    group: OnStreams
+    sent: deque
     tensor: torch.Tensor
 
     def wait(self):
         """Receive on the current stream, before what it computes from now on."""
-        sending = self.sent.get(timeout=PATIENCE_S)
+        self.group.world.wait(self.group.rank, lambda: self.sent, inf)
+        sending = self.sent.popleft()
         stream = torch.accelerator.current_stream(self.tensor.device)
         stream.wait_event(sending.written)
         self.tensor.copy_(sending.tensor)
         sending.read = stream.record_event()
-        sending.received.set()
 
 
 class OnStreams:
     """What is used of NCCL, for one rank."""
 
-    def __init__(self, sent, rank):
-        self.sent, self.rank = sent, rank
+    def __init__(self, world, sent, rank):
+        self.world, self.sent, self.rank = world, sent, rank
 
     def send(self, tensors, rank, tag):
-        work = Sending(tensors[0])
-        self.sent[self.rank, rank].put(work)
+        work = Sending(self, tensors[0])
+        self.sent[self.rank, rank].append(work)
         return work
 
     def recv(self, tensors, rank, tag):
-        return Receiving(self.sent[rank, self.rank], tensors[0])
+        return Receiving(self, self.sent[rank, self.rank], tensors[0])
+
+
+class OverNccl(VirtualNetwork):
+    """Ranks with NCCL for their devices."""
+
+    def __init__(self, network, sent):
+        super().__init__(network.world, network.ranks, network.own)
+        self.sent = sent
+
+    def has_nccl(self, device):
+        return device.type != "cpu"
+
+    def connected(self, way, store, timeout, *, nccl=False):
+        return OnStreams(self.world, self.sent[way], self.own) if nccl else super().connected(way, store, timeout)
 
 
 def ranks_on_devices(schedule, model, *, direct):
     """Losses and gradients of some steps of the U-Net, and the races in it."""
     size = ranks_of(schedule, 4)
-    ways = [{ends: SimpleQueue() for ends in permutations(range(size), 2)} for _ in range(2)]
+    sent = defaultdict(lambda: defaultdict(deque))
 
     def job(group):
         rank, device = group.rank(), devices()[group.rank()]
         if direct:
-            group = DeviceGroup(group, *(OnStreams(way, rank) for way in ways))
+            group = OverNccl(group, sent)
         pipe = Pipe(copy.deepcopy(model), [2] * 4, schedule=schedule, group=group, chunks=3, device=device)
         steps = together(pipe, [(x.to(device), x.to(device)) for x in BATCHES])
         return [(loss.cpu(), {name: grad.cpu() for name, grad in grads.items()}) for loss, grads in steps]

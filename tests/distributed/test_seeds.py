@@ -1,0 +1,103 @@
+"""Seeds of everything that can go wrong between processes, and faults of the engine that they find."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import pytest
+
+from gpipe_bench.distributed import agreement, connections, exchange, links, pipe
+from gpipe_bench.distributed.data_parallel import Replicas
+from gpipe_bench.distributed.exchange import Exchange
+from gpipe_bench.distributed.failures import FailureChannel
+from tests.cover import EVERY_CASE
+from tests.distributed.seeds import Trial, check, main, outcomes, prepare, run
+
+SEEDS = int(os.environ.get("SEEDS", "2000" if EVERY_CASE else "60"))
+WITHIN = 300
+"""So many seeds find each fault, at the most."""
+
+
+def test_nothing_hangs_and_nothing_differs():
+    assert [f"seed {outcome.seed}: {outcome.wrong}" for outcome in outcomes(range(SEEDS)) if outcome.wrong] == []
+
+
+def test_a_seed_repeats_exactly():
+    """Also in another process, in which sets have another order."""
+    seeds, root = [3, 11, 20, 24], Path(__file__).parents[2]
+    prepare()
+    here = [run(seed).digest for seed in seeds]
+    assert here == [run(seed).digest for seed in seeds]
+    assert len({*here}) == len(seeds)
+    program = f"from tests.distributed.seeds import run\nfor seed in {seeds}: print(run(seed).digest)"
+    options: Any = {"cwd": root, "env": {**os.environ, "PYTHONHASHSEED": "7"}, "text": True}
+    there = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, **options)
+    assert there.stdout.split() == here
+
+
+def test_the_command_prints_a_line_to_paste(monkeypatch, capsys):
+    plant(monkeypatch, FAULTS["gradients of replicas are summed up"])
+    assert main(["--seeds", "0:40"]) == 1
+    line, *_ = capsys.readouterr().out.splitlines()
+    assert line.startswith("python -m tests.distributed.seeds --seed ")
+    assert main([*line.partition("#")[0].split()[3:], "--log"]) == 1
+    assert "differs" in capsys.readouterr().out
+
+
+class Fault(NamedTuple):
+    """A piece of the source of a function, and what stands there instead."""
+
+    owner: Any
+    name: str
+    old: str
+    new: str
+
+
+FAULTS = {
+    "tensors of a message in the wrong order": Fault(links.Link, "send", "piece in pieces])", "piece in pieces[::-1]])"),
+    "calls are not compared": Fault(agreement.Begin, "agree", "compare([told", "(lambda *_: None)([told"),
+    "replicas are not compared": Fault(Replicas, "agree", "compare([found", "(lambda *_: None)([found"),
+    "no time-out": Fault(connections, "own_groups", "timedelta(seconds=timeout_s)", "timedelta(days=99)"),
+    "a failed pipeline runs on": Fault(pipe.Pipe, "_together", "self.failure = exchange.failure", "pass"),
+    "a tied gradient is summed up twice": Fault(exchange, "summed", "sum(there[1:], there[0])", "sum(there, there[0])"),
+    "a tied weight counts twice in the norm": Fault(pipe.Pipe, "_counted_once", "if parameter not in before", ""),
+    "the wrong rank is named": Fault(FailureChannel, "__init__", "self.rank = ranks[group.rank()]", "self.rank = group.rank()"),
+    "the cause is not told": Fault(Exchange, "give_up", "self._failures.tell(reason)", "pass"),
+    "connections stay open": Fault(Exchange, "give_up", "self._links.close()", "pass"),
+    "those to replicas stay open": Fault(Exchange, "give_up", "self._replicas.close()", "pass"),
+    "gradients of replicas are summed up": Fault(Replicas, "average", "flat /= self._group.size()", "pass"),
+    "gradients are averaged too early": Fault(Replicas, "done", "if not self._left[action.j]:", "if self._left[action.j] == 1:"),
+    "an error is swallowed": Fault(Replicas, "_wait", "raise LostError(error) from None", "pass"),
+    "a posted receive is forgotten": Fault(links._Expected, "begin", "self.next or self._followed", "self._followed"),
+    "only the last rank knows the loss": Fault(Exchange, "leave", "told[self._ranks[-1]][0]", "loss"),
+}  # fmt: skip
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    """Put the function with the fault in the place of the right one."""
+    right: FunctionType = inspect.unwrap(getattr(fault.owner, fault.name))
+    source = textwrap.dedent(inspect.getsource(right))
+    assert source.count(fault.old) == 1, f"{fault.old} in {fault.name}"
+    # Under the names of its own module.
+    names: dict[str, Any] = {}
+    wrong = compile("from __future__ import annotations\n" + source.replace(fault.old, fault.new), "fault", "exec")
+    exec(wrong, right.__globals__ | {}, names)
+    monkeypatch.setattr(fault.owner, fault.name, names[fault.name])
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name, monkeypatch):
+    plant(monkeypatch, FAULTS[name])
+    prepare()
+    found = next((seed for seed in range(WITHIN) if check(Trial(seed))), None)
+    assert found is not None
+    # The seed finds the fault, and nothing else.
+    monkeypatch.undo()
+    assert check(Trial(found)) == []
