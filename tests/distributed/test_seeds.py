@@ -61,19 +61,19 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "tensors of a message in the wrong order": Fault(links.Link, "send", "piece in pieces])", "piece in pieces[::-1]])"),
+    "tensors of a message in the wrong order": Fault(links.Link, "send", "in pieces])", "in pieces[::-1]])"),
     "calls are not compared": Fault(agreement.Begin, "agree", "compare([told", "(lambda *_: None)([told"),
     "replicas are not compared": Fault(Replicas, "agree", "compare([found", "(lambda *_: None)([found"),
     "no time-out": Fault(connections, "own_groups", "timedelta(seconds=timeout_s)", "timedelta(days=99)"),
     "a failed pipeline runs on": Fault(pipe.Pipe, "_together", "self.failure = exchange.failure", "pass"),
     "a tied gradient is summed up twice": Fault(exchange, "summed", "sum(there[1:], there[0])", "sum(there, there[0])"),
     "a tied weight counts twice in the norm": Fault(pipe.Pipe, "_counted_once", "if parameter not in before", ""),
-    "the wrong rank is named": Fault(FailureChannel, "__init__", "self.rank = ranks[group.rank()]", "self.rank = group.rank()"),
+    "the wrong rank is named": Fault(FailureChannel, "__init__", "ranks[group.rank()]", "group.rank()"),
     "the cause is not told": Fault(Exchange, "give_up", "self._failures.tell(reason)", "pass"),
     "connections stay open": Fault(Exchange, "give_up", "self._links.close()", "pass"),
     "those to replicas stay open": Fault(Exchange, "give_up", "self._replicas.close()", "pass"),
     "gradients of replicas are summed up": Fault(Replicas, "average", "flat /= self._group.size()", "pass"),
-    "gradients are averaged too early": Fault(Replicas, "done", "if not self._left[action.j]:", "if self._left[action.j] == 1:"),
+    "gradients are averaged too early": Fault(Replicas, "done", "not self._left[action.j]", "self._left[action.j] == 1"),
     "an error is swallowed": Fault(Replicas, "_wait", "raise LostError(error) from None", "pass"),
     "a posted receive is forgotten": Fault(links._Expected, "begin", "self.next or self._followed", "self._followed"),
     "only the last rank knows the loss": Fault(Exchange, "leave", "told[self._ranks[-1]][0]", "loss"),

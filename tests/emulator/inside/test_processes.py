@@ -89,7 +89,7 @@ def ranks_on_devices(schedule, model, *, direct):
     sent = defaultdict(lambda: defaultdict(deque))
 
     def job(group):
-        rank, device = group.rank(), devices()[group.rank()]
+        device = devices()[group.rank()]
         if direct:
             group = OverNccl(group, sent)
         pipe = Pipe(copy.deepcopy(model), [2] * 4, schedule=schedule, group=group, chunks=3, device=device)
