@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpipe_bench.figures.timelines import KIND_COLOURS
+from gpipe_bench.drawing.colours import KIND_COLOURS
 from gpipe_bench.schedules import SCHEDULES, Action, check, named_schedule, timing
 from gpipe_bench.schedules.table import partition_count
 from scripts.table_contents import ROOT
@@ -35,7 +35,7 @@ _STYLE: Final = """  <style>
     .left { text-anchor: start; }
     .name { font-weight: 600; }
     .idle { fill: #eeeeee; }
-    .task { fill-opacity: 0.7; stroke: #444444; stroke-width: 0.8; }
+    .task { stroke: #444444; stroke-width: 0.8; }
     .second { fill: #222222; }
 """
 

@@ -13,13 +13,12 @@ from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
+from gpipe_bench.drawing.colours import KIND_COLOURS, later
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend
 from gpipe_bench.figures.schedules import ScheduleCell, read_cells
-from gpipe_bench.figures.style import OKABE_ITO
 from gpipe_bench.figures.tables import read_events
 from gpipe_bench.figures.text import significant
-from gpipe_bench.figures.timelines import KIND_COLOURS
 from gpipe_bench.results.timeline import COMPUTE_KINDS, TimelineEvent
 from gpipe_bench.schedules import SCHEDULES, Schedule, in_flight, named_schedule
 
@@ -105,14 +104,12 @@ def _draw_boxes(axes: Axes, step: ScheduleStep) -> None:
     boxes: dict[str, list[Path]] = {}
     for event in (event for event in step.events if event.kind in COMPUTE_KINDS):
         place, length, lane = event.start_us / 1000, (event.end_us - event.start_us) / 1000, placement[event.partition]
-        boxes.setdefault(event.kind, []).append(_box(place, lane, length, 0.9))
-        if event.partition != lane:
-            boxes.setdefault("", []).append(_box(place, lane + 0.7, length, 0.2))
-    for kind, some in boxes.items():
-        fill, order = KIND_COLOURS.get(kind, OKABE_ITO["black"]), 2 if kind else 3
-        # One shape for all of one kind, for a small file.
+        fill = KIND_COLOURS[event.kind] if event.partition == lane else later(KIND_COLOURS[event.kind])
+        boxes.setdefault(fill, []).append(_box(place, lane, length, 0.9))
+    for fill, some in boxes.items():
+        # One shape for all of one colour, for a small file.
         shape = Path.make_compound_path(*some)
-        axes.add_patch(PathPatch(shape, facecolor=fill, edgecolor="white", linewidth=0.2, zorder=order))
+        axes.add_patch(PathPatch(shape, facecolor=fill, edgecolor="white", linewidth=0.2, zorder=2))
 
 
 def _box(left: float, top: float, width: float, height: float) -> Path:
@@ -122,7 +119,7 @@ def _box(left: float, top: float, width: float, height: float) -> Path:
 STEPS: Final = Figure(
     name="schedules_timelines",
     caption=(
-        "One training step of each schedule on one axis of time. A row is a device; dark edge: its second partition. "
+        "One training step of each schedule on one axis of time. A row is a device; darker: its second partition. "
         "Copies are left out."
     ),
     sources=("", "_devices", "_events"),

@@ -18,35 +18,30 @@ from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.drawing.colours import KIND_COLOURS
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
 from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.lanes import lane_keys, stack
 from gpipe_bench.figures.runs import Run, choose_run
-from gpipe_bench.figures.style import FAINT, FONT_PT, INK, OKABE_ITO
+from gpipe_bench.figures.style import FAINT, FONT_PT, INK
 from gpipe_bench.figures.tables import of_flavour, read_events, read_selected
 from gpipe_bench.figures.text import TIMES, significant, text_width_pt
 from gpipe_bench.results.breakdown import split_device_time
 from gpipe_bench.results.timeline import KINDS, TimelineEvent
 from gpipe_bench.schedules.cycles import ideal_bubble
 
-# Fill and hatch of each kind. What belongs to the backward pass is hatched, and a gradient darker than what it is the
-# gradient of, so that boxes too narrow for a hatch differ too, also in grey.
-_LOOK: Final = {
-    "forward": (OKABE_ITO["sky"], ""),
-    "recompute": (OKABE_ITO["yellow"], "------"),
-    "backward": (OKABE_ITO["orange"], "/////"),
-    "backward_inputs": ("#F5B942", "/////"),
-    "backward_weights": ("#B87400", "\\\\\\\\\\"),
-    "copy": (OKABE_ITO["purple"], ""),
-    "copy_grad": ("#8C4470", "/////"),
-    "portal": (OKABE_ITO["green"], ""),
-    "portal_grad": ("#00563F", "/////"),
+# Hatch of each kind: what belongs to the backward pass is hatched, so that boxes of one colour in grey differ, too.
+_HATCHES: Final = {
+    "recompute": "------",
+    "backward": "/////",
+    "backward_inputs": "/////",
+    "backward_weights": "\\\\\\\\\\",
+    "copy_grad": "/////",
+    "portal_grad": "/////",
 }
-KIND_COLOURS: Final = {kind: colour for kind, (colour, _) in _LOOK.items()}
-"""Fill of each kind of task."""
 
-_DARK: Final = ("copy_grad", "portal_grad")
+_DARK: Final = ("copy_grad", "portal", "portal_grad")
 _GROUND: Final = {"compute": "#E6E6E6", "copy": "#F6F6F6"}
 _LANE_IN: Final = {"compute": 0.125, "copy": 0.065}
 _GAP_IN: Final = 0.02
@@ -183,7 +178,7 @@ def _draw(axes: Axes, step: DrawnStep, axis_us: float, width_in: float, *, last:
 
 
 def _look(kind: str, *, wide: bool) -> dict[str, Any]:
-    fill, hatch = _LOOK[kind]
+    fill, hatch = KIND_COLOURS[kind], _HATCHES.get(kind, "")
     if wide:
         ink = "white" if kind in _DARK else INK
         return {"facecolor": fill, "edgecolor": ink, "linewidth": 0.25, "hatch": hatch}
@@ -192,7 +187,7 @@ def _look(kind: str, *, wide: bool) -> dict[str, Any]:
 
 def _number(axes: Axes, place: tuple[float, float], text: str, kind: str) -> None:
     """The micro-batch in the middle of its box, on the plain colour of it, since a hatch would run through it."""
-    ground = {"facecolor": _LOOK[kind][0], "edgecolor": "none", "pad": 0.2}
+    ground = {"facecolor": KIND_COLOURS[kind], "edgecolor": "none", "pad": 0.2}
     ink = "white" if kind in _DARK else INK
     axes.text(*place, text, ha="center", va="center_baseline", clip_on=True, color=ink, bbox=ground)
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.drawing.colours import KIND_COLOURS
 from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.lanes import lane_keys, stack
 from gpipe_bench.figures.runs import Run, choose_run
 from gpipe_bench.figures.tables import RecordedEvent
-from gpipe_bench.figures.timelines import KIND_COLOURS
 from gpipe_bench.results.outcomes import way_of
 from gpipe_bench.results.rows import EVIDENCE, Row
 from gpipe_bench.results.timeline import KINDS, TimelineEvent, computing_devices

@@ -100,7 +100,7 @@
       }
       const word = `${kind.letter}${event[at.microbatch]}`;
       if (wide > 9 * word.length && height > 10) {
-        pen.fillStyle = kind.name.endsWith("_grad") ? "#ffffff" : "#000000";
+        pen.fillStyle = ["copy_grad", "portal", "portal_grad"].includes(kind.name) ? "#ffffff" : "#000000";
         pen.textAlign = "center";
         // In the part of the box that can be seen.
         const middle = (Math.max(start, edge) + Math.min(start + wide, right)) / 2;
