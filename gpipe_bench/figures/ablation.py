@@ -1,5 +1,7 @@
 """The ablation: the published variants above, every combination of components below; on a CPU, each way to run.
 
+Throughput, memory and utilisation of the devices stand beside each other.
+
 Columns of the combinations are sorted by throughput. The matrix beneath follows UpSet plots (Lex et al., IEEE TVCG
 20(12), 2014): a full dot for a component that is on, a faint one for off. A run that failed keeps its place.
 """
@@ -22,7 +24,7 @@ from gpipe_bench.figures.base import Figure, Panel, Rows, Selection, across, hea
 from gpipe_bench.figures.groups import SYMBOLS, failure_notes, ordered_groups, setting_words
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, OKABE_ITO, RULE
 from gpipe_bench.figures.tables import read_beside
-from gpipe_bench.figures.text import TIMES, significant
+from gpipe_bench.figures.text import TIMES, significant, text_width_pt, times
 from gpipe_bench.results.intervals import Interval
 from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
 from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Group, Outcome, group_rows, shown_groups
@@ -30,8 +32,10 @@ from gpipe_bench.results.rows import Row
 from gpipe_bench.util.nearest import nearest
 
 _LINE_IN: Final = 0.27
-_LABEL: Final = 0.36
-"""Half of the width of a label, over that of its axes."""
+_NAMES_IN: Final = 0.95
+"""Width of the names of the lines beside three panels."""
+
+_UTILISATION: Final = "utilization_fraction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,46 +102,100 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
 
 
 def _group(group: Group, beside: Sequence[Group], width_in: float) -> Rows:
-    title = f"{group.head.model}: {'pipelines on a CPU' if isinstance(group, CpuGroup) else 'ablation'}"
     kinds = [*(other.head.evidence for other in beside), group.head.evidence]
-    rows: Rows = [heading(title, kinds, setting_words(group.head), width_in)]
+    rows: Rows = [heading(_finding(group), kinds, setting_words(group.head), width_in)]
     if isinstance(group, CpuGroup):
-        rows.append(_lines(_ratios(group), f"throughput ({TIMES} {LOOP})", _memories(group, group.ordered(), ())))
+        speeds = _Line(f"throughput\n({TIMES} {LOOP})", _ratios(group))
+        rows.append(_lines([speeds, *_others(group, group.ordered(), ())], width_in))
     else:
         if set(group.outcomes) & set(PUBLISHED):
             printed = [group.outcomes.get(variant, Outcome(variant)) for variant in PUBLISHED]
-            speeds = _values(printed, THROUGHPUT, 1.0, beside)
-            rows.append(_lines(speeds, "throughput (samples/s)", _memories(group, printed, beside)))
+            speeds = _Line("throughput\n(samples/s)", _values(printed, THROUGHPUT, 1.0, beside))
+            rows.append(_lines([speeds, *_others(group, printed, beside)], width_in))
         if set(group.outcomes) - set(PUBLISHED):
             rows += _factorial(group)
     notes = failure_notes(list(group.outcomes.values()))
-    reading = " ".join([_repeats(group), *(_WORDS[other.head.evidence] for other in beside)])
-    return [*rows, *(note(text, width_in, colour=INK) for text in notes), note(reading, width_in)]
+    reading = " ".join(
+        [_reading(group), *(_WORDS[other.head.evidence] for other in beside), _utilisation(group, beside)]
+    )
+    return [*rows, *(note(text, width_in, colour=INK) for text in notes), note(reading.strip(), width_in)]
 
 
-def _lines(speeds: dict[str, _Value], label: str, memories: tuple[dict[str, _Value], str]) -> Sequence[Panel]:
-    """Throughput and memory side by side, a line per variant."""
-    height = len(speeds) * _LINE_IN
+def _finding(group: Group) -> str:
+    """What the rows show: the fastest way to run over the plain loop, or all components over none."""
+    model, middles = group.head.model, {name: one.middle(THROUGHPUT) for name, one in group.outcomes.items()}
+    fast = {name: value for name, value in middles.items() if value is not None}
+    if not fast:
+        return f"{model}: no run of this group ended"
+    if isinstance(group, CpuGroup):
+        ratios = {one.variant: ratio.median for one in group.ordered() if (ratio := group.ratio(one))}
+        if not ratios:
+            return f"{model} on a CPU: ways to run it"
+        best = max(ratios, key=lambda name: ratios[name])
+        return f"{model} on a CPU: pipelines train up to {times(ratios[best])} as fast as the {LOOP} ({best})"
+    first, last = PUBLISHED[0], PUBLISHED[-1]
+    if {first, last} <= fast.keys():
+        memory = [group.outcomes[name].middle(group.memory_column) for name in (first, last)]
+        words = f"{model}: {last} trains {times(fast[last] / fast[first])} as fast as {first}"
+        return f"{words}, in {times(memory[1] / memory[0])} its memory" if memory[0] and memory[1] else words
+    best = max(fast, key=lambda name: fast[name])
+    return f"{model}: {best} is the fastest of {len(fast)} variants, with {significant(fast[best])} samples/s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One quantity: its name, and its value of each variant."""
+
+    label: str
+    values: dict[str, _Value]
+
+
+def _lines(quantities: Sequence[_Line], width_in: float) -> Sequence[Panel]:
+    """The quantities side by side, a line per variant."""
+    names, width = list(quantities[0].values), (width_in - _NAMES_IN) / len(quantities)
     return [
-        Panel(partial(_draw_lines, label=label, names=list(speeds)), list(speeds.values()), height),
-        Panel(partial(_draw_lines, label=memories[1], names=[]), list(memories[0].values()), height),
+        Panel(
+            partial(_draw_lines, label=one.label, names=[] if k else names, width_in=width),
+            list(one.values.values()),
+            len(names) * _LINE_IN,
+        )
+        for k, one in enumerate(quantities)
     ]
 
 
-def _memories(group: Group, outcomes: Sequence[Outcome], beside: Sequence[Group]) -> tuple[dict[str, _Value], str]:
+def _others(group: Group, outcomes: Sequence[Outcome], beside: Sequence[Group]) -> list[_Line]:
+    """Memory, and where rows have it the utilisation of the devices."""
     scale, unit = group.memory_scale
     kind = "reserved" if group.memory_column == "peak_reserved_gib" else "live tensors"
-    return _values(outcomes, group.memory_column, scale, beside), f"peak {kind} ({unit})"
+    found = [_Line(f"peak {kind}\n({unit})", _values(outcomes, group.memory_column, scale, beside))]
+    if any(outcome.samples(_UTILISATION) for outcome in outcomes):
+        found.append(_Line("device\nutilisation (%)", _values(outcomes, _UTILISATION, 100.0, beside, over=False)))
+    return found
 
 
-def _values(outcomes: Sequence[Outcome], column: str, scale: float, beside: Sequence[Group]) -> dict[str, _Value]:
+def _utilisation(group: Group, beside: Sequence[Group]) -> str:
+    """What the utilisation is the share of."""
+    if not any(outcome.samples(_UTILISATION) for outcome in group.outcomes.values()):
+        return ""
+    if group.head.evidence in ("published", "measured") and "cpu" not in group.head.device:
+        return "Utilisation: samples of the driver in which a kernel ran, mean over devices."
+    if group.head.evidence == "measured":
+        return "Utilisation: share of the step in which a partition computed, mean over partitions."
+    driver = "; published: samples of the driver" if any(one.head.evidence == "published" for one in beside) else ""
+    return f"Utilisation: share of the step in which a task or a copy ran, mean over devices{driver}."
+
+
+def _values(
+    outcomes: Sequence[Outcome], column: str, scale: float, beside: Sequence[Group], *, over: bool = True
+) -> dict[str, _Value]:
+    """The values of a column, with the ratio to the first one unless ``over`` is False."""
     base, found = outcomes[0].interval(column), {}
     for outcome in outcomes:
         interval, text = outcome.interval(column), ""
         if interval:
             text = significant(scale * interval.median)
-            if base and outcome is not outcomes[0] and base.median and outcome.variant in PUBLISHED:
-                text += f" ({interval.median / base.median:.2f}{TIMES})"
+            if over and base and outcome is not outcomes[0] and base.median and outcome.variant in PUBLISHED:
+                text += f" ({times(interval.median / base.median)})"
             interval = Interval(interval.n, *(scale * value for value in interval[1:]))
         others = [
             (other.head.evidence, scale * value)
@@ -157,7 +215,7 @@ def _ratios(group: CpuGroup) -> dict[str, _Value]:
     base = loop.middle(THROUGHPUT) if loop else None
     for outcome in group.ordered():
         ratio = group.ratio(outcome)
-        text = f"{ratio.median:.2f}{TIMES}{' (noisy)' if group.noisy(outcome) else ''}" if ratio else ""
+        text = f"{times(ratio.median)}{' (noisy)' if group.noisy(outcome) else ''}" if ratio else ""
         if base and outcome is loop:
             ratio, text = Interval(1, 1.0, math.nan, math.nan), f"{significant(base)} samples/s"
         mark = _MARKS.get(outcome.variant, _SCHEDULE)
@@ -170,7 +228,7 @@ def _absence(outcome: Outcome) -> str:
     return ", ".join(f"{SYMBOLS[status]} {status}" for status in statuses) or ("no value" if outcome.ok else "not run")
 
 
-def _draw_lines(axes: Axes, values: Sequence[_Value], label: str, names: Sequence[str]) -> None:
+def _draw_lines(axes: Axes, values: Sequence[_Value], label: str, names: Sequence[str], width_in: float) -> None:
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     ends = [end for value in values if value.interval for end in value.interval[1:] if not math.isnan(end)]
@@ -187,14 +245,14 @@ def _draw_lines(axes: Axes, values: Sequence[_Value], label: str, names: Sequenc
             style: dict[str, Any] = {"va": "center_baseline", "color": FAINT, "style": "italic"}
             axes.text(0.05, y, value.absence, transform=axes.get_yaxis_transform(), **style)
             continue
-        _draw_value(axes, y, value, value.interval)
+        _draw_value(axes, y, value, value.interval, width_in)
     if not ends:
         axes.set_xticks([])
     axes.set_xlabel(label)
     axes.set_yticks(range(len(values)), names or [""] * len(values))
 
 
-def _draw_value(axes: Axes, y: int, value: _Value, interval: Interval) -> None:
+def _draw_value(axes: Axes, y: int, value: _Value, interval: Interval, width_in: float) -> None:
     colour = value.mark.colour
     if not math.isnan(interval.low):
         axes.plot([interval.low, interval.high], [y + 0.14] * 2, color=colour, marker="|", markersize=4)
@@ -205,7 +263,9 @@ def _draw_value(axes: Axes, y: int, value: _Value, interval: Interval) -> None:
     end = axes.get_xlim()[1]
     # In front of a white box, so that no line runs through the digits.
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
-    middle = min(max(interval.median / end, _LABEL), 1 - _LABEL) * end
+    # No label leaves its axes.
+    half = min(text_width_pt(value.text) / 72 / width_in / 2 + 0.035, 0.5)
+    middle = min(max(interval.median / end, half), 1 - half) * end
     axes.text(middle, y - 0.1, value.text, ha="center", va="bottom", bbox=box)
 
 
@@ -217,12 +277,15 @@ def _draw_median(axes: Axes, x: float, y: float, mark: Mark) -> None:
 
 
 def _factorial(group: Group) -> Rows:
-    """A column per combination: throughput, memory, and which components are on."""
+    """A column per combination: throughput, memory, utilisation, and which components are on."""
     columns, (scale, unit) = group.ranked(), group.memory_scale
     memory = partial(_draw_columns, column=group.memory_column, scale=scale, label=f"memory\n({unit})")
     speed = partial(_draw_columns, column=THROUGHPUT, scale=1.0, label="throughput\n(samples/s)")
+    busy = partial(_draw_columns, column=_UTILISATION, scale=100.0, label="utilised\n(%)")
+    shown = [(speed, 0.7), (memory, 0.5)]
+    shown += [(busy, 0.5)] if any(outcome.samples(_UTILISATION) for outcome in columns) else []
     matrix = Panel(partial(_draw_matrix, names=group.switched), columns, 0.125 * len(group.switched))
-    return [[Panel(speed, columns, 0.8)], [Panel(memory, columns, 0.5)], [matrix]]
+    return [*([Panel(draw, columns, height)] for draw, height in shown), [matrix]]
 
 
 def _draw_columns(axes: Axes, columns: Sequence[Outcome], column: str, scale: float, label: str) -> None:
@@ -240,10 +303,16 @@ def _draw_columns(axes: Axes, columns: Sequence[Outcome], column: str, scale: fl
         mark = _MARKS.get(outcome.variant, _OTHER)
         axes.plot([x, x], [scale * interval.low, scale * interval.high], color=mark.colour, linewidth=0.9)
         _draw_median(axes, x, scale * interval.median, mark)
-    axes.set_ylim(bottom=0)
+    # Room above the highest mark, so that the edge of the axes cuts none.
+    highest = max((scale * end for outcome in columns for end in _ends(outcome.interval(column))), default=1.0)
+    axes.set_ylim(0, 1.1 * highest or 1.0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
     if not any(outcome.samples(column) for outcome in columns):
         axes.set_yticks([])
+
+
+def _ends(interval: Interval | None) -> list[float]:
+    return [end for end in interval[1:] if not math.isnan(end)] if interval else []
 
 
 def _draw_matrix(axes: Axes, columns: Sequence[Outcome], names: Sequence[str]) -> None:
@@ -260,8 +329,8 @@ def _draw_matrix(axes: Axes, columns: Sequence[Outcome], names: Sequence[str]) -
             axes.plot([x] * len(dots), dots, "o", color=colour, markersize=2.9, markeredgewidth=0)
 
 
-def _repeats(group: Group) -> str:
-    """How many values are behind a mark."""
+def _reading(group: Group) -> str:
+    """How many values are behind a mark, and what bars and small circles are."""
     fewest, most = group.repeats
     if most == 0:
         return "No run of this group ended."
@@ -270,14 +339,20 @@ def _repeats(group: Group) -> str:
     repeats = f"{most}" if fewest == most else f"{fewest} to {most}"
     what = "steps" if group.head.evidence == "emulated" else "repeats"
     # An interval of so few samples is their range, see gpipe_bench.results.intervals.
-    return f"Median of {repeats} {what}; bar: {'their range' if most <= 5 else '95% interval'}; circles: single {what}."
+    bar = "from the least to the most of them" if most <= 5 else "95 % interval of the median"
+    circles = f"small circles: single {what}"
+    if isinstance(group, CpuGroup):
+        pairs = "of the same repeat" if group.in_turns else "of its median"
+        circles = f"small circles: each repeat over the {LOOP} {pairs}"
+    return f"Mark: median of {repeats} {what}; bar: {bar}; {circles}."
 
 
 ABLATION: Final = Figure(
     name="ablation",
     caption=(
-        "Throughput and peak memory of the published variants, and of every combination of components, fastest first. "
-        "On a CPU: each way to run the model, over the plain loop, which runs the whole batch in one thread."
+        "Throughput, peak memory and device utilisation of the published variants, and of every combination of "
+        "components, fastest first. On a CPU: each way to run the model, over the plain loop, which runs the whole "
+        "batch in one thread."
     ),
     sources=("",),
     read=read_ablation,

@@ -31,16 +31,17 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     points, head = points_of(rows), rows[0]
     good = [point for point in points if point.throughput]
     setting = f"{machine_words(head)}; batch of {head.batch_size}"
-    found: Rows = [heading(f"{head.model}: best chunks and balance", [head.evidence], setting, width_in)]
     if not good:
-        return [*found, note("Nothing that was tried fits the memory.", width_in)]
+        title = f"{head.model}: nothing that was tried fits the memory"
+        return [heading(title, [head.evidence], setting, width_in)]
     best = max(good, key=lambda point: point.throughput or 0.0)
-    balance = best.row.balance if len(best.row.balance) <= 40 else f"{best.row.balance[:38]}…"
-    words = f"Best: {best.n} devices, {best.chunks} chunks, checkpoint {best.row.checkpoint}, balance {balance}"
+    title = f"{head.model}: fastest with {best.chunks} chunks on {best.n} devices, checkpoint {best.row.checkpoint}"
+    found: Rows = [heading(title, [head.evidence], setting, width_in)]
+    words = f"{significant(best.throughput or 0.0)} samples/s, balance {best.row.balance}"
     chunks = [point for point in points if point.n == best.n]
     same = [p for p in good if (p.n, p.chunks, p.row.checkpoint) == (best.n, best.chunks, best.row.checkpoint)]
     found += [
-        note(f"{words}: {significant(best.throughput or 0.0)} samples/s", width_in, colour=INK, bold=True),
+        note(words, width_in, colour=INK),
         legend([Line2D([], [], label=mode, **_STYLES[mode]) for mode in CHECKPOINT_MODES], 3),
         [Panel(partial(_draw_lines, key="chunks", best=best), chunks, 0.85)],
         [Panel(partial(_draw_lines, key="n", best=best), points, 0.85)],
@@ -54,7 +55,7 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
 
 def _draw_lines(axes: Axes, points: Sequence[Point], key: str, best: Point) -> None:
     """The fastest of each number of devices or chunks, a line per checkpoint mode."""
-    places = sorted({getattr(point, key) for point in points})
+    places = sorted({getattr(point, key) for point in points if point.throughput})
     for mode in CHECKPOINT_MODES:
         fastest: dict[int, float] = {}
         for point in points:

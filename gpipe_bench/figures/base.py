@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.transforms import blended_transform_factory
 
-from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, FONT_PT, INK, TITLE_PT, drawing, save
+from gpipe_bench.figures.style import BADGE_COLOURS, FAINT, FONT_PT, INK, TITLE_PT, drawing, save
 from gpipe_bench.figures.text import text_width_pt, wrap
 
 COLUMN_IN: Final = 3.4
@@ -48,6 +48,19 @@ class Panel:
     draw: Callable[[Axes, Any], None]
     data: Any
     height_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What the top of a figure, or of a part of it, says.
+
+    Attributes:
+        title: what the rows show, as a sentence.
+        badges: the kinds of evidence; ``computed``: arithmetic from values of one of these kinds.
+    """
+
+    title: str
+    badges: Sequence[str]
 
 
 Rows = list[Sequence[Panel]]
@@ -94,7 +107,11 @@ class Figure:
             OutputError: the figure cannot be written.
         """
         with drawing():
-            return save(self.canvas(self.read(rows_csv, selection)), out_stem, self.caption)
+            rows = self.panels(self.read(rows_csv, selection), self.width_in)
+            headings = [panel.data for row in rows for panel in row if isinstance(panel.data, Heading)]
+            title = "; ".join(dict.fromkeys(one.title for one in headings))
+            badges = list(dict.fromkeys(kind for one in headings for kind in one.badges))
+            return save(lay_out(rows, self.width_in), out_stem, self.caption, title, badges)
 
 
 def lay_out(rows: Rows, width_in: float) -> Canvas:
@@ -126,10 +143,11 @@ def lay_out(rows: Rows, width_in: float) -> Canvas:
 
 
 def heading(title: str, evidence: Sequence[str], setting: str, width_in: float) -> list[Panel]:
-    """A title with a badge for each kind of evidence at its right, and the setting below."""
-    badges = (sum(text_width_pt(kind, bold=True) + 9 for kind in evidence)) / 72
-    titles = wrap(title, (width_in - 2 * _MARGIN_IN - badges) * 72, TITLE_PT, bold=True)
-    lines = wrap(setting, (width_in - 2 * _MARGIN_IN) * 72)
+    """A title with a badge for each kind of evidence at the right of its first line, and the setting below."""
+    badges = sum(text_width_pt(kind, bold=True) + 9 for kind in evidence)
+    width = (width_in - 2 * _MARGIN_IN) * 72
+    titles = wrap(title, width, TITLE_PT, bold=True, first_pt=width - badges)
+    lines = wrap(setting, width)
 
     def draw(axes: Axes, _: Any) -> None:
         axes.set_axis_off()
@@ -142,7 +160,8 @@ def heading(title: str, evidence: Sequence[str], setting: str, width_in: float) 
             _badge(axes, right, kind)
             right -= (text_width_pt(kind, bold=True) + 9) / 72
 
-    return [Panel(draw, None, _TOP_IN + len(titles) * _TITLE_IN + len(lines) * _LEADING_IN)]
+    height = _TOP_IN + len(titles) * _TITLE_IN + len(lines) * _LEADING_IN
+    return [Panel(draw, Heading(title, evidence), height)]
 
 
 def note(text: str, width_in: float, *, colour: str = FAINT, bold: bool = False) -> list[Panel]:
@@ -172,6 +191,11 @@ def legend(handles: Sequence[Any], columns: int) -> list[Panel]:
     return [Panel(draw, None, 0.15 * -(-len(handles) // columns))]
 
 
+def blank(height_in: float) -> Panel:
+    """A panel with nothing in it, which keeps a place beside others."""
+    return Panel(lambda axes, _: axes.set_axis_off(), None, height_in)
+
+
 def across(rows: Iterable[Rows]) -> Rows:
     """Rows of several parts, one part below the other."""
     return [row for part in rows for row in part]
@@ -187,7 +211,7 @@ def _write(axes: Axes, top_in: float, text: str, **style: Any) -> None:
 
 
 def _badge(axes: Axes, right_in: float, evidence: str) -> None:
-    colour = EVIDENCE_COLOURS[evidence]
+    colour = BADGE_COLOURS[evidence]
     # A dashed frame for what did not run here and now, so that the badge reads without its colour too.
     line = "solid" if evidence == "measured" else "dashed"
     box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": colour, "linewidth": 0.8, "linestyle": line}
@@ -203,10 +227,12 @@ __all__ = [
     "INK",
     "PAGE_IN",
     "Figure",
+    "Heading",
     "Panel",
     "Rows",
     "Selection",
     "across",
+    "blank",
     "heading",
     "lay_out",
     "legend",

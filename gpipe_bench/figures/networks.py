@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from matplotlib.axes import Axes
@@ -13,6 +14,7 @@ from matplotlib.lines import Line2D
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
 from gpipe_bench.figures.schedules import ScheduleCell, read_cells
 from gpipe_bench.figures.style import OKABE_ITO, RULE
+from gpipe_bench.figures.text import TIMES, times
 from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules import SCHEDULES
@@ -85,11 +87,24 @@ def _panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
         shown.append([Panel(draw, setting, _HEIGHT_IN) for setting in settings])
     handles = [Line2D([], [], linestyle="none", label=name, **look) for name, look in looks.items()]
     return [
-        heading("Networks under every schedule", [cells[0].row.evidence], ", ".join(alike), width_in),
+        heading(_finding(settings[0]), [cells[0].row.evidence], ", ".join(alike), width_in),
         *shown,
         legend(handles, 2),
         note("Memory is that of the fullest device. A mark that is missing: the step does not fit.", width_in),
     ]
+
+
+def _finding(setting: Setting) -> str:
+    """Throughput of the slowest network over that of the fastest, under the schedules that both have."""
+    ranked = sorted(setting.cells, key=lambda name: median(cell.throughput for cell in setting.cells[name].values()))
+    slow, fast = setting.cells[ranked[0]], setting.cells[ranked[-1]]
+    ratios = [slow[name].throughput / fast[name].throughput for name in slow if name in fast]
+    if slow is fast or not ratios:
+        return "Networks under every schedule"
+    ends = times(min(ratios)), times(max(ratios))
+    by = ends[0] if ends[0] == ends[1] else f"{ends[0].removesuffix(TIMES)} to {ends[1]}"
+    where = setting.title.partition("\n")[0]
+    return f"{ranked[0]} trains {by} as fast as {ranked[-1]} ({where})"
 
 
 def _drawing(

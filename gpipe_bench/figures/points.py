@@ -27,6 +27,7 @@ class Point:
         row: the first of its rows that ended well, or else the first.
         throughput: in samples per second; None where no run ended well.
         device_ms: device time per sample, in milliseconds: partitions times step time over batch size.
+        memory_gib: peak memory of all devices together, in GiB: reserved, or live tensors where that is not known.
         shares: part of that for each of :data:`SHARES`; together 1.
     """
 
@@ -34,6 +35,7 @@ class Point:
     throughput: float | None
     device_ms: float
     shares: dict[str, float]
+    memory_gib: float | None = None
 
     @property
     def n(self) -> int:
@@ -93,7 +95,9 @@ def _point(cell: Sequence[Row]) -> Point:
     known = {name: median(getattr(row, f"{name}_fraction") or 0.0 for row in good) for name in SHARES[1:]}
     device_ms = (head.partitions or 1) * median(row.step_time_ms or 0.0 for row in good) / (head.batch_size or 1)
     throughput = median(row.throughput_samples_per_s or 0.0 for row in good)
-    return Point(head, throughput, device_ms, {"compute": max(0.0, 1 - sum(known.values())), **known})
+    memory = [value for row in good for value in [row.peak_reserved_gib or row.peak_allocated_gib] if value]
+    shares = {"compute": max(0.0, 1 - sum(known.values())), **known}
+    return Point(head, throughput, device_ms, shares, median(memory) if memory else None)
 
 
 def series_of(points: Sequence[Point]) -> list[Series]:

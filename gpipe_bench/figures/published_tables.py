@@ -88,9 +88,22 @@ def _model(rows: Sequence[Row], metric: str, drawn: str, width_in: float) -> Row
     kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in rows)]
     table = frame_of(rows, Row).groupby([*_SETTING], sort=False, dropna=False)
     lines = [_line(own, metric, sizes=sizes) for _, own in table]
-    title = f"{rows[0].model}: {METRICS[metric].partition(' ')[0]}"
+    title = _finding(rows[0].model, METRICS[metric].partition(" ")[0], lines, drawn)
     panel = Panel(partial(_draw, drawn=drawn, label=METRICS[metric]), lines, len(lines) * _LINE_IN)
     return [heading(title, kinds, "; ".join(words), width_in), [panel]]
+
+
+def _finding(model: str, what: str, lines: Sequence[_Line], drawn: str) -> str:
+    """How far the values are from print; only what is drawn where nothing is printed."""
+    errors = [
+        line.known[drawn] / line.known["published"] - 1 for line in lines if {drawn, "published"} <= {*line.known}
+    ]
+    if not errors or drawn == "published":
+        return f"{model}: {drawn} {what}"
+    ends = [f"{100 * error:+.1f}".replace("-", "\N{MINUS SIGN}") for error in (min(errors), max(errors))]
+    if len(errors) == 1:
+        return f"{model}: {drawn} {what} is {ends[0]}\u00a0% from the published one"
+    return f"{model}: {drawn} {what} is {ends[0]} to {ends[1]}\u00a0% from the published"
 
 
 def _sizes(model_args: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The idle time of schedules: by arithmetic, simulated, emulated and measured; and what overlap is worth."""
+"""The idle time of schedules: by arithmetic, simulated, emulated and measured."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
-from gpipe_bench.figures.schedules import MARKS, read_cells
+from gpipe_bench.figures.schedules import read_cells
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, RULE
+from gpipe_bench.figures.text import percent
 from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule, timing, with_recomputation
@@ -21,7 +22,7 @@ from gpipe_bench.schedules.cycles import checkpoint_stop
 from gpipe_bench.schedules.table import device_count
 
 _HEIGHT_IN: Final = 1.5
-_PANELS: Final = 4
+_PANELS: Final = 3
 _ARITHMETIC: Final = "formula"
 _LOOK: Final[Mapping[str, dict[str, Any]]] = {
     _ARITHMETIC: {"marker": "_", "color": "#222222", "markersize": 8, "markeredgewidth": 1.2},
@@ -30,10 +31,6 @@ _LOOK: Final[Mapping[str, dict[str, Any]]] = {
     "measured, threads": {"marker": "s", "color": EVIDENCE_COLOURS["measured"], "markersize": 3.2},
     "measured, processes": {"marker": "^", "color": EVIDENCE_COLOURS["measured"], "markersize": 4, "fillstyle": "none"},
 }
-_OVERLAP: Final = (8, 16)
-"""Devices and micro-batches of the panel of overlap."""
-
-_FACTORS: Final = tuple(1 - k / 20 for k in range(11))
 
 
 @dataclass(slots=True)
@@ -62,31 +59,36 @@ def _read(path: Path, selection: Selection) -> list[Row]:
 
 
 def _panels(rows: Sequence[Row], width_in: float) -> Rows:
-    """A panel for each setting, and one of overlap beside what is not measured."""
-    shown = settings_of(rows)[: _PANELS - 1]
+    """A panel for each setting."""
+    shown = settings_of(rows)[:_PANELS]
     kinds = [kind for kind in _LOOK if any(kind in setting.idle for setting in shown)]
     evidence = [kind for kind in EVIDENCE_COLOURS if any(name.startswith(kind) for name in kinds)]
     handles: list[Any] = [Line2D([], [], linestyle="none", label=kind, **_LOOK[kind]) for kind in kinds]
-    p, m = _OVERLAP
     words = (
         "Steps overlap, but the formula is of one alone. "
         if _overlap(rows)
         else "Steps do not overlap: each ends on all devices, as in the formula. "
     )
-    words += "Formula: T_F = T_B = T_W, equal partitions, free transfers."
-    panels = [Panel(_draw_idle, setting, _HEIGHT_IN) for setting in shown]
-    if "measured" not in evidence:
-        panels.append(Panel(_draw_overlap, None, _HEIGHT_IN))
-        words += (
-            f" Right: step of dualpipe_v by the formula, {m} micro-batches on {p} devices, if the two parts of a pair "
-            "take less than one after the other."
-        )
+    words += "Formula: T_F = T_B = T_W, equal partitions, free transfers. Idle: neither computation nor recomputation."
     return [
-        heading("Idle share of all devices", evidence, "", width_in),
-        panels,
+        heading(_finding(shown), [*evidence, "computed"], "", width_in),
+        [Panel(_draw_idle, setting, _HEIGHT_IN) for setting in shown],
         legend(handles, len(handles)),
         note(words, width_in),
     ]
+
+
+def _finding(shown: Sequence[IdlePanel]) -> str:
+    """The schedules that idle most and least, and how far the formula is from them."""
+    idle = {kind: own for kind, own in shown[0].idle.items() if kind != _ARITHMETIC}
+    kind = next(iter(idle))
+    own, formula = idle[kind], shown[0].idle[_ARITHMETIC]
+    most, least = (pick(own, key=lambda name: own[name]) for pick in (max, min))
+    above = [own[name] - formula[name] for name in own]
+    where = shown[0].title.partition("\n")[0]
+    words = f"{where}, {kind}: devices idle {percent(own[most])} of the time with {most}, {percent(own[least])} with "
+    ends = [f"{100 * end:.0f}".replace("-", "\N{MINUS SIGN}") for end in (min(above), max(above))]
+    return f"{words}{least}; {ends[0]} to {ends[1]} points above the formula"
 
 
 def settings_of(rows: Sequence[Row]) -> list[IdlePanel]:
@@ -152,20 +154,6 @@ def _draw_idle(axes: Axes, panel: IdlePanel) -> None:
     _finish(axes)
 
 
-def _draw_overlap(axes: Axes, _: None) -> None:
-    p, m = _OVERLAP
-    makespans = [timing(named_schedule("dualpipe_v", m, 2 * p, p), overlap=factor).makespan for factor in _FACTORS]
-    saved = [100 * (1 - factor) for factor in _FACTORS]
-    axes.plot(saved, makespans, "-", color=MARKS["dualpipe_v"].colour, label="dualpipe_v")
-    for name, line in (("interleaved", "--"), ("zb_v", ":")):
-        makespan = timing(named_schedule(name, m, 2 * p, p)).makespan
-        axes.axhline(makespan, linestyle=line, color=MARKS[name].colour, label=name)
-    axes.set(xlim=(0, 50), ylim=(0, None), xlabel="saved by overlap (%)", ylabel="step (T_F of a half)")
-    axes.legend(loc="lower left", handlelength=1.6, borderpad=0.1)
-    axes.set_title(f"worth of overlap, formula\n{p} devices, m = {m}", fontsize="medium", pad=3)
-    _finish(axes)
-
-
 def _finish(axes: Axes) -> None:
     axes.grid(axis="y", linewidth=0.3, color=RULE)
     axes.set_axisbelow(True)
@@ -175,7 +163,7 @@ BUBBLES: Final = Figure(
     name="schedules_bubbles",
     caption=(
         "Share of the devices' time in which no computation and no recomputation runs, of every schedule, beside what "
-        "the formula of each schedule gives; and what it is worth if DualPipeV overlaps the two parts of a pair. "
+        "we compute by the formula of each schedule. "
         "Compared are steps that do not overlap, each of which ends on all devices, unless the table has none."
     ),
     sources=("", "_devices"),

@@ -15,15 +15,16 @@ from matplotlib.transforms import Affine2D
 
 from gpipe_bench.drawing.colours import KIND_COLOURS, later
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend
+from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, blank, heading, legend
 from gpipe_bench.figures.schedules import ScheduleCell, read_cells
 from gpipe_bench.figures.tables import read_events
-from gpipe_bench.figures.text import significant
+from gpipe_bench.figures.text import significant, times
 from gpipe_bench.results.timeline import COMPUTE_KINDS, TimelineEvent
 from gpipe_bench.schedules import SCHEDULES, Schedule, in_flight, named_schedule
 
 _COLUMNS: Final = 2
 _LANE_IN: Final = 0.095
+_IDLE: Final = "#EEEEEE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +68,37 @@ def _read(rows_csv: FilePath, selection: Selection) -> list[ScheduleStep]:
 def _panels(steps: Sequence[ScheduleStep], width_in: float) -> Rows:
     row = steps[0].cell.row
     sizes = f"{row.microbatches} micro-batches on {steps[0].cell.devices} devices ({row.profile})"
-    title = f"{row.model}: one training step of each schedule, {sizes}"
+    title = f"{_finding(steps)}; {sizes}"
     longest_ms = max(event.end_us for step in steps for event in step.events) / 1000
     half = -(-len(steps) // _COLUMNS)
     kinds = [kind for kind in COMPUTE_KINDS if any(event.kind == kind for step in steps for event in step.events)]
     handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind.replace("_", " ")) for kind in kinds]
+    if any(len(step.placement) > step.cell.devices for step in steps):
+        handles.append(Patch(facecolor=OKABE_ITO["black"], label="second partition of the device"))
+    handles.append(Patch(facecolor=_IDLE, label="idle"))
     return [
         heading(title, [row.evidence], "", width_in),
-        *(
-            [
-                Panel(partial(_draw, longest_ms=longest_ms, last=k == half - 1), step, step.cell.devices * _LANE_IN)
-                for step in steps[k::half]
-            ]
-            for k in range(half)
-        ),
+        *(_row(steps[k::half], longest_ms, last=k == half - 1, columns=min(_COLUMNS, len(steps))) for k in range(half)),
         legend(handles, len(handles)),
     ]
+
+
+def _finding(steps: Sequence[ScheduleStep]) -> str:
+    """The schedules of the shortest step, over 1F1B where it is among them."""
+    cells = {step.cell.row.schedule: step.cell for step in steps}
+    best = max(cells.values(), key=lambda cell: cell.throughput)
+    model, name, base = best.row.model, best.row.schedule, cells.get("1f1b")
+    if base is None or base is best:
+        return f"{model}: {name} is the fastest of {len(cells)} schedules"
+    speed, memory = times(best.throughput / base.throughput), times(best.memory_gib / base.memory_gib)
+    return f"{model}: {name} trains {speed} as fast as 1f1b, in {memory} its memory"
+
+
+def _row(steps: Sequence[ScheduleStep], longest_ms: float, *, last: bool, columns: int) -> Sequence[Panel]:
+    """Steps side by side; an empty panel keeps the axis of time of a step that stands alone."""
+    height = steps[0].cell.devices * _LANE_IN
+    shown = [Panel(partial(_draw, longest_ms=longest_ms, last=last), step, height) for step in steps]
+    return [*shown, *[blank(height)] * (columns - len(shown))]
 
 
 def _draw(axes: Axes, step: ScheduleStep, longest_ms: float, *, last: bool) -> None:
@@ -100,7 +116,7 @@ def _draw_boxes(axes: Axes, step: ScheduleStep) -> None:
     end = max(event.end_us for event in step.events) / 1000
     placement = step.placement
     for device in range(step.cell.devices):
-        axes.add_patch(Rectangle((start, device), end - start, 0.9, facecolor="#EEEEEE", linewidth=0))
+        axes.add_patch(Rectangle((start, device), end - start, 0.9, facecolor=_IDLE, linewidth=0))
     boxes: dict[str, list[Path]] = {}
     for event in (event for event in step.events if event.kind in COMPUTE_KINDS):
         place, length, lane = event.start_us / 1000, (event.end_us - event.start_us) / 1000, placement[event.partition]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +18,10 @@ from matplotlib.lines import Line2D
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import Mark
-from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
+from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, blank, heading, legend, note
 from gpipe_bench.figures.style import FAINT, OKABE_ITO, RULE
 from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.figures.text import listing
 from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import read_table
@@ -33,24 +36,49 @@ MARKS: Final = dict(
             Mark("s", OKABE_ITO["orange"], 3.8),
             Mark("^", OKABE_ITO["sky"], 4.4),
             Mark("v", OKABE_ITO["blue"], 4.4),
-            Mark("<", OKABE_ITO["sky"], 4.4),
-            Mark(">", OKABE_ITO["blue"], 4.4),
-            Mark("P", OKABE_ITO["green"], 4.6),
+            Mark("<", "#7FD6D6", 4.4),
+            Mark(">", "#17365C", 4.4),
+            Mark("P", "#8FCB8F", 4.6),
             Mark("D", OKABE_ITO["green"], 3.8),
-            Mark("d", OKABE_ITO["green"], 4.4),
+            Mark("d", "#00503C", 4.4),
             Mark("X", OKABE_ITO["vermilion"], 4.6),
             Mark("p", OKABE_ITO["purple"], 4.6),
-            Mark("h", OKABE_ITO["purple"], 4.6),
-            Mark("*", OKABE_ITO["vermilion"], 5.6),
+            Mark("8", "#6A2C5B", 4.4),
+            Mark("*", "#8C1C13", 5.6),
         ),
         strict=True,
     )
 )
 """Shape and colour of each schedule."""
 
-_FAMILIES: Final = "Schedules of one family have one colour; shapes tell them apart."
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Schedules that share an idea, of which the figure of scaling shows the best.
+
+    Attributes:
+        name: in the legend.
+        members: names of the schedules.
+        mark: that of one of them stands for all.
+    """
+
+    name: str
+    members: Sequence[str]
+    mark: str
+
+
+_ZERO_BUBBLE: Final = Family("zero-bubble: zb_h1, zb_h2, zb_1p, zb_2p", ("zb_h1", "zb_h2", "zb_1p", "zb_2p"), "zb_h2")
+_FAMILIES: Final = (
+    Family("gpipe", ("gpipe",), "gpipe"),
+    Family("1f1b", ("1f1b",), "1f1b"),
+    _ZERO_BUBBLE,
+    Family("loops: interleaved, interleaved_zb, looped_bfs", ("interleaved", "interleaved_zb", "looped_bfs"),
+           "interleaved"),
+    Family("V-shaped: zb_v, dualpipe_v", ("zb_v", "dualpipe_v"), "zb_v"),
+    Family("V-shaped, less memory: v_half, v_min", ("v_half", "v_min"), "v_half"),
+)  # fmt: skip
 _FILLS: Final = {"never": "full", "except_last": "left", "always": "none"}
-_COLUMNS: Final = 5
+_COLUMNS: Final = 4
 _TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 _HEIGHT_IN: Final = 1.3
 
@@ -111,16 +139,27 @@ def _pareto_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
     every = _groups(cells)
     groups = {name: [cell for cell in group if cell.devices == _usual(group)] for name, group in every.items()}
     counts = sorted({_usual(group) for group in groups.values()})
-    words = f"on {' or '.join(map(str, counts))} devices, in samples/s, over the peak memory of the fullest device"
-    *less, most = sorted({cell.row.chunks or 1 for group in groups.values() for cell in group})
-    mixed = f"Panels hold cells of {', '.join(map(str, less))} and {most} micro-batches alike. " if less else ""
-    fills = "Full: no checkpoints; half: except the last micro-batch; empty: always. "
+    words = (
+        "Memory: reserved by the fullest device. Line: the front. Its micro-batches (m) stand above a panel, from the "
+        "left to the right of the front; in brackets, of how many cells. "
+        "Full marks: no checkpoints; half: except the last micro-batch; empty: always."
+    )
+    on = f"On {' or '.join(map(str, counts))} devices"
     return [
-        heading(f"Throughput {words}", [cells[0].row.evidence], "", width_in),
-        *_rows(groups, _draw_pareto, "GiB reserved"),
+        heading(_pareto_finding(groups, on), [cells[0].row.evidence], "", width_in),
+        *_rows(groups, _draw_pareto, ("samples/s", "GiB, fullest device")),
         _marks(),
-        note(fills + mixed + _FAMILIES, width_in),
+        note(words, width_in),
     ]
+
+
+def _pareto_finding(groups: Mapping[str, Sequence[ScheduleCell]], on: str) -> str:
+    """Which schedules are fastest, and in how many panels."""
+    fastest = Counter(max(group, key=lambda cell: cell.throughput).row.schedule for group in groups.values())
+    if len(fastest) == 1:
+        return f"{on} {next(iter(fastest))} is the fastest schedule for the most memory, and slower ones need less"
+    names = [f"{name} ({count})" if count > 1 else name for name, count in fastest.most_common()]
+    return f"{on} no schedule is the fastest everywhere: {listing(names)} each lead some of {len(groups)} settings"
 
 
 def _scaling_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
@@ -128,12 +167,52 @@ def _scaling_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
     groups = {name: group for name, every in _groups(cells).items() if (group := _alike(every))}
     heads = [group[0].row for group in groups.values()]
     modes = " or ".join(dict.fromkeys(f"{row.chunks} micro-batches, checkpoint {row.checkpoint}" for row in heads))
-    return [
-        heading("Throughput over that of 1F1B, with more devices", [cells[0].row.evidence], modes, width_in),
-        *_rows(groups, _draw_scaling, "devices"),
-        _marks(),
-        note(_FAMILIES, width_in),
+    handles = [
+        Line2D([], [], label=one.name, linewidth=1.2, **{**mark_style(one.mark), "linestyle": "-"}) for one in _FAMILIES
     ]
+    return [
+        heading(_scaling_finding(groups), [cells[0].row.evidence], modes, width_in),
+        *_rows(groups, _draw_scaling, ("throughput over 1f1b", "devices")),
+        legend(handles, 2),
+        note("A line is the fastest schedule of its family on so many devices. A gap: none fits the memory.", width_in),
+    ]
+
+
+def _scaling_finding(groups: Mapping[str, Sequence[ScheduleCell]]) -> str:
+    """In how many panels zero-bubble schedules beat 1F1B on the most devices, and by how much."""
+    ends = []
+    for group in groups.values():
+        ratios = _ratios(group, _ZERO_BUBBLE)
+        ends += [ratios[max(ratios)]] if ratios else []
+    gains = [ratio - 1 for ratio in ends if ratio > 1]
+    if not gains:
+        return "Throughput of other schedules over that of 1F1B, with more devices"
+    least, most = (f"{100 * gain:.0f}" for gain in (min(gains), max(gains)))
+    by = f"by {least}\u00a0%" if least == most else f"by {least} to {most}\u00a0%"
+    panels = f"{len(gains)} of {len(groups)} settings" if len(groups) > 1 else next(iter(groups)).partition("\n")[0]
+    return f"On the most devices zero-bubble schedules beat 1F1B {by} in {panels}"
+
+
+def _ratios(cells: Iterable[ScheduleCell], family: Family) -> dict[int, float]:
+    """Throughput of the fastest schedule of a family over that of 1F1B, by devices on which both are known."""
+    base, best = {}, dict[int, float]()
+    for cell in cells:
+        if cell.row.schedule == "1f1b":
+            base[cell.devices] = cell.throughput
+        if cell.row.schedule in family.members:
+            best[cell.devices] = max(best.get(cell.devices, 0.0), cell.throughput)
+    return {p: best[p] / base[p] for p in sorted(base) if p in best}
+
+
+def beats_from(cells: Iterable[ScheduleCell], family: Family = _ZERO_BUBBLE) -> int | None:
+    """The devices from which on a family is always faster than 1F1B; None if it is not on the most devices."""
+    ratios = _ratios(cells, family)
+    found = None
+    for p in sorted(ratios, reverse=True):
+        if ratios[p] <= 1:
+            break
+        found = p
+    return found
 
 
 def _groups(cells: Iterable[ScheduleCell]) -> dict[str, list[ScheduleCell]]:
@@ -160,22 +239,29 @@ def _alike(cells: Sequence[ScheduleCell]) -> list[ScheduleCell]:
 
 
 def _rows(
-    groups: Mapping[str, Sequence[ScheduleCell]], draw: Callable[[Axes, Sequence[ScheduleCell]], None], label: str
+    groups: Mapping[str, Sequence[ScheduleCell]],
+    draw: Callable[[Axes, Sequence[ScheduleCell]], str],
+    labels: tuple[str, str],
 ) -> Rows:
-    """A panel for each group, five beside each other."""
+    """A panel for each group, four beside each other, with what ``draw`` says of it in its title."""
 
-    def drawn(axes: Axes, named: tuple[str, Sequence[ScheduleCell]]) -> None:
-        axes.set_title(named[0], fontsize="medium", pad=3)
+    def drawn(axes: Axes, named: tuple[str, Sequence[ScheduleCell]], *, first: bool) -> None:
         axes.grid(linewidth=0.3, color=RULE)
         axes.set_axisbelow(True)
-        axes.set_xlabel(label)
-        draw(axes, named[1])
+        axes.set(ylabel=labels[0] if first else "", xlabel=labels[1])
+        words = draw(axes, named[1])
+        axes.set_title(f"{named[0]}\n{words}" if words else named[0], fontsize="medium", pad=3)
 
-    panels = [Panel(drawn, named, _HEIGHT_IN) for named in groups.items()]
+    panels = [
+        Panel(partial(drawn, first=k % _COLUMNS == 0), named, _HEIGHT_IN) for k, named in enumerate(groups.items())
+    ]
+    # A panel that is alone in the last row must not become wider than those above it.
+    panels += [blank(_HEIGHT_IN)] * (-len(panels) % _COLUMNS) if len(panels) > _COLUMNS else []
     return [panels[start : start + _COLUMNS] for start in range(0, len(panels), _COLUMNS)]
 
 
-def _draw_pareto(axes: Axes, cells: Sequence[ScheduleCell]) -> None:
+def _draw_pareto(axes: Axes, cells: Sequence[ScheduleCell]) -> str:
+    """Every cell, and a line through the front; the micro-batches of the front, from left to right."""
     front = pareto(cells)
     axes.step([cell.memory_gib for cell in front], [cell.throughput for cell in front], where="post", color=FAINT)
     for cell in [*cells, *front]:
@@ -188,16 +274,21 @@ def _draw_pareto(axes: Axes, cells: Sequence[ScheduleCell]) -> None:
     ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
+    runs = [(m, len(list(own))) for m, own in groupby(cell.row.chunks for cell in front)]
+    return f"m = {', '.join(f'{m} ({count})' if count > 1 and len(runs) > 1 else str(m) for m, count in runs)}"
 
 
-def _draw_scaling(axes: Axes, cells: Sequence[ScheduleCell]) -> None:
-    base = {cell.devices: cell.throughput for cell in cells if cell.row.schedule == "1f1b"}
-    counts = sorted(base)
-    for name in SCHEDULES:
-        own = {cell.devices: cell.throughput for cell in cells if cell.row.schedule == name}
-        ratios = [own[p] / base[p] if p in own else float("nan") for p in counts]
-        axes.plot(range(len(counts)), ratios, **{**mark_style(name), "linestyle": "-"}, linewidth=0.5)
+def _draw_scaling(axes: Axes, cells: Sequence[ScheduleCell]) -> str:
+    """A line for each family; from how many devices on zero-bubble schedules beat 1F1B."""
+    counts = sorted(_ratios(cells, Family("", ("1f1b",), "1f1b")))
+    for family in _FAMILIES:
+        known = _ratios(cells, family)
+        ratios = [known.get(p, float("nan")) for p in counts]
+        style = {**mark_style(family.mark), "linestyle": "-"}
+        axes.plot(range(len(counts)), ratios, **style, linewidth=1.2, clip_on=False)
     axes.set_xticks(range(len(counts)), [str(p) for p in counts])
+    start = beats_from(cells)
+    return f"zero-bubble ahead from {start} on" if start else "zero-bubble not ahead"
 
 
 def mark_style(name: str, fill: str = "full") -> dict[str, Any]:
@@ -222,7 +313,7 @@ PARETO: Final = Figure(
     name="schedules_pareto",
     caption=(
         "Throughput of every schedule over the peak memory of the fullest device. Line and large marks: the Pareto "
-        "front. Small marks: cells that another one beats in both."
+        "front, with its micro-batches (m) above the panel. Small marks: cells that another one beats in both."
     ),
     sources=("", "_devices"),
     read=_read,
@@ -232,8 +323,8 @@ PARETO: Final = Figure(
 SCALING: Final = Figure(
     name="schedules_scaling",
     caption=(
-        "Throughput of every schedule over that of 1F1B, over the number of devices. A gap: the schedule does not fit "
-        "the memory."
+        "Throughput of the fastest schedule of each family over that of 1F1B, over the number of devices. A gap: none "
+        "of the family fits the memory."
     ),
     sources=("", "_devices"),
     read=_read,

@@ -22,7 +22,7 @@ from gpipe_bench.figures.base import Figure, Panel, Rows, across, heading, legen
 from gpipe_bench.figures.groups import ordered_groups, setting_words
 from gpipe_bench.figures.style import INK, OKABE_ITO, RULE
 from gpipe_bench.figures.tables import read_beside
-from gpipe_bench.figures.text import significant
+from gpipe_bench.figures.text import listing, significant
 from gpipe_bench.results.outcomes import THROUGHPUT, Group, shown_groups
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.shapley import Share
@@ -50,7 +50,7 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     complete = [(group, beside) for group, beside in shown_groups(groups) if group.shares(THROUGHPUT)]
     if not complete:
         words = "No shares: they need a value of every combination of the components, and some have none."
-        return [heading("Shares of the components", [groups[-1].head.evidence], "", width_in), note(words, width_in)]
+        return [heading("Components: no shares", [groups[-1].head.evidence], "", width_in), note(words, width_in)]
     return across(_group(group, beside, width_in) for group, beside in complete)
 
 
@@ -66,17 +66,28 @@ def _group(group: Group, beside: Sequence[Group], width_in: float) -> Rows:
     height = 0.25 * len(group.switched)
     names = [name.replace("_", " ") for name in group.switched]
     handles: list[Patch | Line2D] = [
-        Patch(facecolor=shown[0].colour, label="Shapley value (number)"),
-        Line2D([], [], color=INK, linewidth=0.7, label="least to most"),
+        Patch(facecolor=shown[0].colour, label="Shapley value (number): mean over all orders"),
+        Line2D([], [], color=INK, linewidth=0.7, label="least to most of any order"),
         *(Line2D([], [], color=_fill(kind), label=f"added in published order, {kind}", **_DIAMOND) for kind in kinds),
     ]
     return [
-        heading(f"{group.head.model}: shares", kinds, setting_words(group.head), width_in),
+        heading(_finding(group.head.model, shown[0]), kinds, setting_words(group.head), width_in),
         [Panel(partial(_draw, names=names if k == 0 else []), one, height) for k, one in enumerate(shown)],
-        legend(handles[:2], 2),
-        legend(handles[2:], 1),
+        legend(handles, 1),
         note(f"All off to all on: {'; '.join(one.total for one in shown)}. {_BASELINE}", width_in),
     ]
+
+
+def _finding(model: str, speed: _Quantity) -> str:
+    """Which component brings most of the gain, and which brings none."""
+    values = {name.replace("_", " "): share.value for name, share in speed.shares.items()}
+    best = max(values, key=lambda name: values[name])
+    words = f"{model}: of {sum(values.values()):.1f}\u00a0{speed.unit} that the components gain, {best}"
+    lost = [name for name, value in values.items() if value < -0.05]
+    costs = (
+        f"; {listing(lost)} {'take' if len(lost) > 1 or lost[0].endswith('s') else 'takes'} some away" if lost else ""
+    )
+    return f"{words} {'bring' if best.endswith('s') else 'brings'} {values[best]:.1f}{costs}"
 
 
 def _fill(kind: str) -> str:

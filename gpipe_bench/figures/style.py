@@ -8,7 +8,7 @@ Colour never stands alone, a marker or a hatch says the same. Text of an SVG fil
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -43,6 +43,8 @@ EVIDENCE_COLOURS: Final = {
     "emulated": "#A8477D",
     "published": OKABE_ITO["black"],
 }
+BADGE_COLOURS: Final = {**EVIDENCE_COLOURS, "computed": FAINT}
+"""Colours of the badges: of the kinds of evidence, and of what arithmetic gives from values of one of these kinds."""
 
 _RC: Final[dict[str, Any]] = {
     "axes.edgecolor": INK,
@@ -98,12 +100,12 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, out_stem: Path, caption: str = "") -> list[Path]:
+def save(figure: Figure, out_stem: Path, caption: str = "", title: str = "", badges: Sequence[str] = ()) -> list[Path]:
     """Write ``<out_stem>.svg``, ``.pdf`` and ``.png``: all three, or none; to be called inside :func:`drawing`.
 
     One of these suffixes at the end of ``out_stem`` is left out.
 
-    The SVG file holds its title, made of its name, and the caption.
+    The SVG file holds the title (without one its name), the caption, and the badges as keywords.
 
     Returns:
         The three paths, in that order.
@@ -114,7 +116,8 @@ def save(figure: Figure, out_stem: Path, caption: str = "") -> list[Path]:
     if not out_stem.name:
         raise OutputError(f"figure must have a file name, got {str(out_stem)!r}; name a file without suffix in --out")
     out_stem = out_stem.with_suffix("") if out_stem.suffix in SUFFIXES else out_stem
-    words = {".svg": {"Title": out_stem.name.replace("_", " "), "Description": caption or None}}
+    title = title or out_stem.name.replace("_", " ")
+    words = {".svg": {"Title": title, "Description": caption or None, "Keywords": list(badges) or None}}
     pictures = {}
     for suffix in SUFFIXES:
         picture = BytesIO()

@@ -1,13 +1,15 @@
-"""A sweep as maps: throughput over partitions and micro-batches, a map per checkpoint mode and kind of batch.
+"""A sweep as maps: throughput and memory over partitions and micro-batches, per checkpoint mode and kind of batch.
 
-Every cell shows its number, so that the colour is only a guide.
+Every cell shows its number, so that the colour is only a guide. Partitions and micro-batches of which no cell has a
+value are left out and named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +23,10 @@ from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, he
 from gpipe_bench.figures.points import Point, Series, points_of, series_of
 from gpipe_bench.figures.style import INK
 from gpipe_bench.figures.tables import read_selected
-from gpipe_bench.figures.text import significant
+from gpipe_bench.figures.text import listing, significant
 from gpipe_bench.results.rows import Row
 
-_ROW_IN: Final = 0.14
+_ROW_IN: Final = 0.125
 _WIDEST: Final = 10_000
 
 
@@ -69,61 +71,120 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     found: Rows = []
     for group in sweep_groups(rows):
         head = max(group, key=lambda row: row.processes or 1)
-        title = f"{head.model}: throughput over partitions and micro-batches (samples/s)"
-        found.append(heading(title, [head.evidence], machine_words(head), width_in))
-        for series in fitting(series_of(points_of(group))):
-            found += [note(f"Fixed {series.title}", width_in, colour=INK, bold=True), _maps(series)]
-    return found
+        shown = fitting(series_of(points_of(group)))
+        found.append(heading(_finding(head.model, shown), [head.evidence], machine_words(head), width_in))
+        for series in shown:
+            found += [note(f"Fixed {series.title}", width_in, colour=INK, bold=True), *_maps(series)]
+            if absent := _absent(series):
+                found.append(note(absent, width_in))
+    words = "Frame: the fastest cell of its row of maps, and its memory. Memory: reserved by all devices together. "
+    return [*found, note(f"{words}A dash: no value; the step does not fit the memory, or did not run.", width_in)]
+
+
+def _finding(model: str, shown: Sequence[Series]) -> str:
+    """Which cell is the fastest."""
+    every = [point for series in shown for points in series.points.values() for point in points]
+    best = max(every, key=lambda point: point.throughput or 0.0)
+    if not best.throughput:
+        return f"{model}: no cell of the sweep has a value"
+    where = f"{best.n} partitions, {best.chunks} micro-batches and checkpoint {best.row.checkpoint}"
+    memory = f", in {significant(best.memory_gib)}\u00a0GiB" if best.memory_gib else ""
+    return f"{model} trains fastest with {where}: {significant(best.throughput)} samples/s{memory}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantity:
+    """What the numbers of a row of maps are: its name, its colours, and the value of a point."""
+
+    name: str
+    colours: str
+    value: Callable[[Point], float | None]
+
+
+_QUANTITIES: Final = (
+    _Quantity("samples/s", "cividis", attrgetter("throughput")),
+    _Quantity("GiB", "YlOrBr", attrgetter("memory_gib")),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Map:
-    """One checkpoint mode: its points, and what it shares with the maps beside it."""
+    """One quantity in one checkpoint mode: its points, and what it shares with the maps beside it."""
 
     points: Sequence[Point]
     mode: str
+    quantity: _Quantity
     numbers: list[int]
     chunks: list[int]
     norm: LogNorm
-    best: float
+    best: Point
 
 
-def _maps(series: Series) -> Sequence[Panel]:
-    """A map per checkpoint mode, all with the same axes and colours."""
+def _maps(series: Series) -> Rows:
+    """A row of maps for each quantity that is known, in each a map per checkpoint mode, with the same axes."""
     every = [point for points in series.points.values() for point in points]
-    numbers, chunks = sorted({point.n for point in every}), sorted({point.chunks for point in every})
-    values = [point.throughput for point in every if point.throughput]
-    norm = LogNorm(min(values, default=0.5) * 0.999, max(values, default=1.0) * 1.001)
-    shared = numbers, chunks, norm, max(values, default=0.0)
-    return [
-        Panel(partial(_draw, first=k == 0), _Map(points, mode, *shared), len(numbers) * _ROW_IN)
-        for k, (mode, points) in enumerate(series.points.items())
-    ]
+    numbers, chunks = _places(series)
+    best = max(every, key=lambda point: point.throughput or 0.0)
+    known = [one for one in _QUANTITIES if any(map(one.value, every))] or [_QUANTITIES[0]]
+    rows: Rows = []
+    for quantity in known:
+        values = [value for value in map(quantity.value, every) if value]
+        norm = LogNorm(min(values, default=0.5) * 0.999, max(values, default=1.0) * 1.001)
+        shared = quantity, numbers, chunks, norm, best
+        draw = partial(_draw, bottom=quantity is known[-1])
+        rows.append(
+            [
+                Panel(partial(draw, first=k == 0), _Map(points, mode, *shared), max(len(numbers) * _ROW_IN, 0.55))
+                for k, (mode, points) in enumerate(series.points.items())
+            ]
+        )
+    return rows
 
 
-def _draw(axes: Axes, shown: _Map, *, first: bool) -> None:
+def _places(series: Series) -> tuple[list[int], list[int]]:
+    """The numbers of partitions and of micro-batches of which a cell has a value; all where none has."""
+    every = [point for points in series.points.values() for point in points]
+    good = [point for point in every if point.throughput] or every
+    return sorted({point.n for point in good}), sorted({point.chunks for point in good})
+
+
+def _absent(series: Series) -> str:
+    """The numbers of partitions and micro-batches that the maps leave out, since no cell of them has a value."""
+    every = [point for points in series.points.values() for point in points]
+    numbers, chunks = _places(series)
+    left = {
+        "partitions": sorted({point.n for point in every} - {*numbers}),
+        "micro-batches": sorted({point.chunks for point in every} - {*chunks}),
+    }
+    words = [f"{listing([*map(str, counts)])} {name}" for name, counts in left.items() if counts]
+    return f"Not drawn, since no step fits the memory: {'; '.join(words)}." if words else ""
+
+
+def _draw(axes: Axes, shown: _Map, *, first: bool, bottom: bool) -> None:
     numbers, chunks = shown.numbers, shown.chunks
     axes.set(xlim=(-0.5, len(chunks) - 0.5), ylim=(len(numbers) - 0.5, -0.5))
-    axes.set_title(f"checkpoint {shown.mode}", fontsize="medium", pad=2)
-    axes.set_xticks(range(len(chunks)), [str(m) for m in chunks])
+    axes.set_title(f"{shown.quantity.name}, checkpoint {shown.mode}", fontsize="medium", pad=2)
+    axes.set_xticks(range(len(chunks)), [str(m) if bottom else "" for m in chunks])
     axes.set_yticks(range(len(numbers)), [str(n) for n in numbers] if first else [""] * len(numbers))
-    axes.set_xlabel("micro-batches (chunks)")
+    axes.set_xlabel("micro-batches (chunks)" if bottom else "")
     axes.set_ylabel("partitions" if first else "")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    colours = colormaps[shown.quantity.colours]
     for point in shown.points:
-        x, y = chunks.index(point.chunks), numbers.index(point.n)
-        if point.throughput is None:
+        if point.n not in numbers or point.chunks not in chunks:
+            continue
+        x, y, value = chunks.index(point.chunks), numbers.index(point.n), shown.quantity.value(point)
+        if not value:
             axes.text(x, y, "-", ha="center", va="center_baseline")
             continue
-        shade = float(shown.norm(point.throughput))
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colormaps["cividis"](shade), linewidth=0))
-        ink = _ink(colormaps["cividis"](shade))
-        axes.text(x, y, _short(point.throughput), ha="center", va="center_baseline", color=ink)
-        if point.throughput == shown.best:
-            axes.add_patch(
-                Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor="#D55E00", linewidth=1.6, zorder=4)
-            )
+        ground = colours(float(shown.norm(value)))
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=ground, linewidth=0))
+        axes.text(x, y, _short(value), ha="center", va="center_baseline", color=_ink(ground))
+        if point is shown.best:
+            frame = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor="#D55E00", linewidth=1.6, zorder=4)
+            axes.add_patch(frame)
+            frame.set_clip_on(False)
 
 
 def _ink(ground: tuple[float, float, float, float]) -> str:
@@ -141,8 +202,9 @@ def _short(value: float) -> str:
 SWEEP: Final = Figure(
     name="sweep",
     caption=(
-        "Throughput for each number of partitions and micro-batches, a map per checkpoint mode. A frame marks the best "
-        "of a row of maps; colours go with the logarithm. A dash: no value, mostly for want of memory."
+        "Throughput, and below it peak memory of all devices together, for each number of partitions and "
+        "micro-batches, a map per checkpoint mode. A frame marks the fastest of a row of maps; colours go with the "
+        "logarithm. A dash: no value, mostly for want of memory."
     ),
     sources=("",),
     read=read_sweep,

@@ -21,16 +21,27 @@ def text_width_pt(text: str, size_pt: float = FONT_PT, *, bold: bool = False) ->
     return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
 
 
-def wrap(text: str, width_pt: float, size_pt: float = FONT_PT, *, bold: bool = False) -> list[str]:
-    """Break ``text`` at spaces into lines of at most ``width_pt`` points; a longer word is broken inside."""
+def wrap(
+    text: str, width_pt: float, size_pt: float = FONT_PT, *, bold: bool = False, first_pt: float | None = None
+) -> list[str]:
+    """Break ``text`` at spaces into lines of at most ``width_pt`` points; a longer word is broken inside.
+
+    Args:
+        text: without line breaks.
+        width_pt: of a line.
+        size_pt: of the font.
+        bold: whether the font is bold.
+        first_pt: width of the first line, if something stands at its right.
+    """
     lines: list[str] = []
     # Not split(): a no-break space keeps a number with its unit.
     for word in filter(None, text.split(" ")):
+        room = width_pt if first_pt is None or len(lines) > 1 else first_pt
         joined = f"{lines[-1]} {word}" if lines else word
-        if lines and text_width_pt(joined, size_pt, bold=bold) <= width_pt:
+        if lines and text_width_pt(joined, size_pt, bold=bold) <= room:
             lines[-1] = joined
         else:
-            lines += _pieces(word, width_pt, size_pt, bold=bold)
+            lines += _pieces(word, width_pt if lines else room, size_pt, bold=bold)
     return lines
 
 
@@ -49,6 +60,17 @@ def significant(value: float, digits: int = 3) -> str:
         return f"{value:g}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     return f"{round(value, decimals):.{max(decimals, 0)}f}"
+
+
+def percent(share: float) -> str:
+    """A share of 1 in whole percent, small ones with a digit more: ``46 %``, ``0.3 %``."""
+    digits = 1 if 0 < abs(share) < 0.0095 else 0
+    return f"{100 * share:.{digits}f}\u00a0%".replace("-", "\N{MINUS SIGN}")
+
+
+def times(ratio: float) -> str:
+    """A ratio with two decimals and the sign of a product."""
+    return f"{ratio:.2f}{TIMES}"
 
 
 def listing(names: Sequence[str]) -> str:

@@ -107,7 +107,7 @@ def _panels(runs: dict[str, Run], width_in: float) -> Rows:
     steps = {variant: DrawnStep.of(run.events) for variant, run in runs.items() if run.events}
     axis_us = max((step.span_us for step in steps.values()), default=0.0)
     base = runs.get(PUBLISHED[0])
-    rows: Rows = [heading(f"{head.model}: one training step", [head.evidence], setting_words(head), width_in)]
+    rows: Rows = [heading(_finding(head.model, steps), [head.evidence], setting_words(head), width_in)]
     for variant, run in runs.items():
         words = f"{variant}: {_summary(run, steps.get(variant), base)}"
         rows.append(note(words, width_in, colour=INK, bold=True))
@@ -123,6 +123,15 @@ def _panels(runs: dict[str, Run], width_in: float) -> Rows:
     if kinds:
         rows.append(legend([*handles, Patch(facecolor=_GROUND["compute"], edgecolor="none", label="idle")], 8))
     return rows
+
+
+def _finding(model: str, steps: dict[str, DrawnStep]) -> str:
+    """How much the components shorten a step, where the first and the last variant ran."""
+    first, last = PUBLISHED[0], PUBLISHED[-1]
+    if not {first, last} <= steps.keys():
+        return f"{model}: one training step"
+    ends = [significant(steps[name].span_us / 1000) for name in (first, last)]
+    return f"{model}: a training step takes {ends[0]} ms with {first} and {ends[1]} ms with {last}"
 
 
 def _summary(run: Run, step: DrawnStep | None, base: Run | None) -> str:

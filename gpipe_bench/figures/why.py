@@ -18,6 +18,7 @@ from gpipe_bench.figures.base import Figure, Panel, Rows, heading, legend
 from gpipe_bench.figures.points import SHARES, Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE
 from gpipe_bench.figures.sweep import fitting, machine_words, read_sweep, sweep_groups
+from gpipe_bench.figures.text import percent
 from gpipe_bench.results.rows import Row
 
 _HEIGHT_IN: Final = 0.68
@@ -37,12 +38,25 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     found: Rows = []
     for group in sweep_groups(rows):
         head = group[0]
-        title = f"{head.model}: where device time goes"
-        found.append(heading(title, [head.evidence], machine_words(head), width_in))
-        for title, axis, points in charts(fitting(series_of(points_of(group)))):
+        shown = charts(fitting(series_of(points_of(group))))
+        found.append(heading(_finding(head.model, shown), [head.evidence], machine_words(head), width_in))
+        for title, axis, points in shown:
             found.append([Panel(partial(_draw, title=title, axis=axis), points, _HEIGHT_IN)])
     handles: list[Any] = [Patch(label=name, edgecolor=INK, linewidth=0.25, **_LOOK[name]) for name in SHARES]
     return [*found, legend([*handles, Line2D([], [], label="with the ideal bubble alone", **_IDEAL)], 3)]
+
+
+def _finding(model: str, shown: Sequence[tuple[str, str, Sequence[Point]]]) -> str:
+    """How the idle share changes over the first chart."""
+    if not shown:
+        return f"{model}: where device time goes"
+    _, axis, points = shown[0]
+    known = [point for point in points if point.throughput is not None]
+    ends = [percent(point.shares["bubble"] + point.shares["imbalance"]) for point in (known[0], known[-1])]
+    counts = [point.n if axis == "partitions" else point.chunks for point in (known[0], known[-1])]
+    one, many = ("partition", "partitions") if axis == "partitions" else ("micro-batch", "micro-batches")
+    what = one if counts[0] == 1 else many
+    return f"{model}: devices idle {ends[0]} of the time with {counts[0]} {what}, {ends[1]} with {counts[1]}"
 
 
 def charts(series: Sequence[Series]) -> list[tuple[str, str, list[Point]]]:
@@ -95,7 +109,8 @@ WHY: Final = Figure(
     name="why",
     caption=(
         "Device time per sample (partitions times step time over batch size), split into what it is spent on. The "
-        "number above a bar is the share of idle time; a line shows the same work with the ideal bubble alone."
+        "number above a bar is the share of idle time: bubble and imbalance. A line shows the same work with the "
+        "ideal bubble alone."
     ),
     sources=("",),
     read=read_sweep,

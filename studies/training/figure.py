@@ -107,7 +107,7 @@ def _model(model: str, tables: Tables, width_in: float) -> Rows:
     )
     # Without running statistics there is nothing to defer: the runs that ask for it repeat the others.
     claims = claims if len(layers) else claims[~claims["deferred_batch_norm"].fillna(False)]
-    title = f"{model}: training with and without the pipeline"
+    title = finding(model, claims)
     words = "No batch normalisation in this model: deferring it changes nothing, and is left out."
     return [
         heading(title, [head["evidence"]], setting, width_in),
@@ -117,6 +117,17 @@ def _model(model: str, tables: Tables, width_in: float) -> Rows:
         *_claims(claims, width_in),
         *([note(words, width_in)] if layers.empty else []),
     ]
+
+
+def finding(model: str, claims: pd.DataFrame) -> str:
+    """In how many claims the gradients of the pipeline are those of accumulated micro-batches, bit for bit."""
+    own = claims[(claims["arm"] == "pipeline") & (claims["quantity"] == "gradient_difference_accumulated_largest")]
+    exact = int((own["verdict"] == "exact").sum())
+    if not len(own):
+        return f"{model}: training with and without the pipeline"
+    if exact == len(own):
+        return f"{model}: the pipeline gives the gradients of accumulated micro-batches, bit for bit"
+    return f"{model}: gradients are those of accumulated micro-batches in {exact} of {len(own)} arms"
 
 
 def _claims(claims: pd.DataFrame, width_in: float) -> Rows:

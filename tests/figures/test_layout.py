@@ -109,7 +109,8 @@ def test_failed_runs_are_shown_with_their_reason(texts_of):
 def test_a_cpu_compares_ways_to_run_with_the_plain_loop(texts_of):
     with drawing():
         shown = words(texts_of(FIGURES["ablation"].canvas(cpu_ways())))
-    assert "throughput (\u00d7 plain loop)" in shown
+    assert "throughput\n(\u00d7 plain loop)" in shown
+    assert "pipelines train up to 1.80\u00d7 as fast as the plain loop (1f1b)" in shown
     assert "100 samples/s" in shown
     assert "1.80\u00d7" in shown
     assert "error, zb_v: RuntimeError: a worker died" in shown
@@ -130,9 +131,33 @@ def test_published_variants_show_median_and_gain_from_zero_on(texts_of):
     assert [axes.get_xlim()[0] for axes in figure.axes if axes.axison] == [0, 0]
 
 
+def test_utilisation_stands_beside_throughput_and_memory(texts_of):
+    rows = [
+        ablation_row(variant, evidence="simulated", device="cuda X", throughput_samples_per_s=speed,
+                     peak_reserved_gib=memory, utilization_fraction=share)
+        for variant, speed, memory, share in (("baseline", 10.0, 8.0, 0.42), ("dep-str-ptl", 25.0, 4.0, 0.7))
+    ]  # fmt: skip
+    with drawing():
+        figure = FIGURES["ablation"].canvas(rows)
+        shown = words(texts_of(figure))
+    assert "dep-str-ptl trains 2.50\u00d7 as fast as baseline, in 0.50\u00d7 its memory" in shown
+    assert [axes.get_xlabel() for axes in figure.axes if axes.get_xlabel()] == [
+        *("throughput\n(samples/s)", "peak reserved\n(GiB)", "device\nutilisation (%)"),
+    ]
+    assert {"42.0", "70.0"} <= {*shown.split()}
+    assert "Utilisation: share of the step in which a task or a copy ran" in shown
+
+
+def test_a_bar_of_ways_says_that_it_is_of_ratios(texts_of):
+    with drawing():
+        shown = words(texts_of(FIGURES["ablation"].canvas(cpu_ways())))
+    assert "bar: from the least to the most of them; small circles: each repeat over the plain loop" in shown
+
+
 def test_every_run_of_the_factorial_has_its_mark():
     with drawing():
         figure = FIGURES["ablation"].canvas(accelerator_ablation())
     speed = next(axes for axes in figure.axes if axes.get_ylabel().startswith("throughput"))
+    assert max(float(line.get_ydata()[0]) for line in speed.lines) < 0.95 * speed.get_ylim()[1]
     medians = [line for line in speed.lines if len(line.get_xdata()) == 1]
     assert sorted(float(line.get_xdata()[0]) for line in medians) == [float(x) for x in range(32)]

@@ -33,7 +33,7 @@ MACHINE = "measured/1x-nvidia-h100-80gb-hbm3"
 PRINTED = [words for text in PAGES.values() for words in commands(text) if words[:2] == ["gpipe-bench", "figure"]]
 
 
-HIGHEST_IN = 5.0
+HIGHEST_IN = 6.0
 DRAWN = {f"{one.place}/{one.name}": one for one in reference_figures(REFERENCE_FOLDER)}
 
 
@@ -99,6 +99,17 @@ def test_the_text_of_a_figure_is_text():
     for path in COMMITTED.rglob("*.svg"):
         found = re.findall(r"<text [^>]*>([^<]+)</text>", path.read_text())
         assert {"published", "simulated", "emulated", "measured"} & set(found), path
+
+
+def test_the_title_of_a_figure_is_a_sentence_about_its_rows():
+    titles = {path: re.search(r"<dc:title>(.*?)</dc:title>", path.read_text())[1] for path in COMMITTED.rglob("*.svg")}
+    short = {str(path): title for path, title in titles.items() if len(title.split()) < 6}
+    assert short == {}
+
+
+def test_what_is_computed_is_not_called_published_alone():
+    words = (COMMITTED / "published" / "zero_bubble.svg").read_text()
+    assert re.findall(r"<rdf:li>(.*?)</rdf:li>", words) == ["published", "computed"]
 
 
 def test_a_run_has_a_figure_of_each_kind_of_evidence():

@@ -9,7 +9,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Selection
 from gpipe_bench.figures.schedule_bubbles import BUBBLES, settings_of
 from gpipe_bench.figures.schedule_timelines import STEPS, ScheduleStep
-from gpipe_bench.figures.schedules import PARETO, SCALING, ScheduleCell, pareto, read_cells
+from gpipe_bench.figures.schedules import MARKS, PARETO, SCALING, ScheduleCell, pareto, read_cells
 from gpipe_bench.figures.style import drawing
 from gpipe_bench.results.catalogue import reference_figures
 from gpipe_bench.results.rows import Row
@@ -60,7 +60,11 @@ def test_precisions_have_panels_of_their_own():
     half = {"precision": "bfloat16", "optimizer": "adamw"}
     cells = [cell(5, 2, precision="float32", optimizer="sgd"), cell(4, 2), cell(9, 1, **half)]
     panels = [panel for line in PARETO.panels(cells, 7.0) if isinstance(line, list) for panel in line]
-    shown = {data[0]: [one.throughput for one in data[1]] for data in (panel.data for panel in panels) if data}
+    shown = {
+        data[0]: [one.throughput for one in data[1]]
+        for data in (panel.data for panel in panels)
+        if isinstance(data, tuple)
+    }
     assert shown["testnet, h9"] == [5, 4]
     assert shown["testnet, h9\nbfloat16, adamw"] == [9]
     settings = settings_of([row("gpipe"), row("gpipe", **half)])
@@ -124,15 +128,34 @@ def test_a_figure_fits_both_columns_of_a_page(name, texts_of):
         assert figure.get_figheight() <= 5
 
 
-def test_a_front_says_which_numbers_of_microbatches_it_mixes(texts_of):
-    alike = [one for one in everything() if one.row.chunks == 4]
-    mixed, words = [*everything(), cell(9.0, 3.0, devices=4, chunks=16)], {}
-    for name, cells in (("alike", alike), ("mixed", mixed)):
+def test_a_panel_says_the_microbatches_of_its_front(texts_of):
+    def words(cells):
         with drawing():
-            words[name] = " ".join(text.get_text() for text, _ in texts_of(PARETO.canvas(cells)))
-    assert "Panels hold cells of 4, 8 and 16 micro-batches alike." in words["mixed"]
-    assert "micro-batches" not in words["alike"]
-    assert all("shapes tell them apart" in text for text in words.values())
+            return [text.get_text() for text, _ in texts_of(PARETO.canvas(cells))]
+
+    one = [cell(5, 2, chunks=4), cell(9, 4, chunks=4), cell(8, 5, chunks=64)]
+    assert "testnet, h9\nm = 4" in words(one)
+    two = [*one, cell(12, 9, chunks=64)]
+    assert "testnet, h9\nm = 4 (2), 64" in words(two)
+
+
+def test_scaling_says_from_how_many_devices_on_zero_bubble_is_ahead(texts_of):
+    def words(*gains):
+        cells = [cell(10.0, 1.0, "1f1b", p) for p in (2, 4, 8)]
+        cells += [cell(10.0 * gain, 1.0, "zb_h1", p) for p, gain in zip((2, 4, 8), gains, strict=True)]
+        with drawing():
+            return [text.get_text() for text, _ in texts_of(SCALING.canvas(cells))]
+
+    ahead = words(0.9, 1.1, 1.25)
+    assert "testnet, h9\nzero-bubble ahead from 4 on" in ahead
+    assert any("beat 1F1B by 25" in text for text in ahead)
+    behind = words(1.3, 1.1, 0.9)
+    assert "testnet, h9\nzero-bubble not ahead" in behind[len(ahead) :]
+    assert not any("beat 1F1B" in text for text in behind[len(ahead) :])
+
+
+def test_marks_of_schedules_differ_in_shape_and_colour():
+    assert len({mark.shape for mark in MARKS.values()}) == len({mark.colour for mark in MARKS.values()}) == len(MARKS)
 
 
 def test_the_reference_has_a_figure_for_each_table(tmp_path):

@@ -110,6 +110,29 @@ def test_the_map_shows_every_value_and_what_does_not_fit():
     assert sum(text.get_text() == "-" for axes in maps for text in axes.texts) == 42
 
 
+def test_memory_stands_below_throughput_where_rows_have_it(texts_of):
+    rows = [replace(row, peak_reserved_gib=0.5 * row.partitions) for row in sweep((1, 2)) if row.batch_size == 256]
+    with drawing():
+        figure = SWEEP.canvas(rows)
+        shown = texts_of(figure)
+        check(figure, shown)
+    maps = [axes for axes in figure.axes if axes.axison]
+    below = [text.get_text() for axes in maps[len(maps) // 2 :] for text in axes.texts]
+    assert {*below} <= {"0.500", "1.00", "-"}
+    assert "1.00" in below
+    assert "trains fastest with 2 partitions" in words(shown)
+
+
+def test_what_has_no_value_at_all_is_left_out_and_named(texts_of):
+    rows = [failed(row) if row.chunks == 32 else row for row in sweep((1, 2)) if row.batch_size == 256]
+    with drawing():
+        figure = SWEEP.canvas(rows)
+        shown = words(texts_of(figure))
+    assert "Not drawn, since no step fits the memory: 32 micro-batches." in shown
+    ticks = [tick.get_text() for axes in figure.axes if axes.axison for tick in axes.get_xticklabels()]
+    assert "32" not in ticks
+
+
 @pytest.mark.parametrize(("hosts", "words"), [(1, "on 1 host with"), (2, "on 2 hosts with")])
 def test_a_sweep_of_processes_says_where_they_are(hosts, words):
     place = {"processes": 4, "hosts": hosts, "schedule": "1f1b", "device": "cpu X", "model_args": "L=6"}
@@ -207,13 +230,13 @@ def test_advice_names_the_best_choice(texts_of):
         figure = ADVICE.canvas(rows)
         shown = texts_of(figure)
         check(figure, shown)
-    assert "Best: 8 devices, 128 chunks, checkpoint" in words(shown)
+    assert "fastest with 128 chunks on 8 devices, checkpoint" in words(shown)
 
 
 def test_advice_where_nothing_fits(texts_of):
     with drawing():
         figure = ADVICE.canvas([failed(sweep_row(1, 1, 8))])
-        assert "Nothing that was tried fits the memory" in words(texts_of(figure))
+        assert "nothing that was tried fits the memory" in words(texts_of(figure))
 
 
 def test_rows_stand_beside_those_that_they_are_compared_with(tmp_path):
