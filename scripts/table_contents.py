@@ -14,7 +14,7 @@ from gpipe_bench.bench.published.measured import DEVICE_BOUND, measured_steps
 from gpipe_bench.bench.published.measured import TABLES as MEASURED
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.text import listing, significant
-from gpipe_bench.results.outcomes import THROUGHPUT
+from gpipe_bench.results.outcomes import THROUGHPUT, group_rows
 from gpipe_bench.results.rows import TINY, Row
 from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing
@@ -22,6 +22,8 @@ from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from gpipe_bench.results.shapley import Share
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
@@ -366,8 +368,53 @@ def pipelines_table() -> str:
     return markdown(["run as", *cases, "mean absolute error"], lines)
 
 
+def shares_table() -> str:
+    """A line per component: its Shapley values of throughput and memory, by the autograd engine they hold for."""
+    cases = {
+        "1.3": ("simulated", "published"),
+        "2, simulated": ("simulated", "current"),
+        "2, emulated": ("emulated", ""),
+    }
+    shares: dict[str, tuple[Mapping[str, Share], Mapping[str, Share]]] = {}
+    for name, (kind, flavour) in cases.items():
+        rows = _read(f"{kind}/p40/ablation", Row)
+        own = rows[rows["flavour"] == flavour] if flavour else rows
+        (group,) = group_rows([Row(**row) for row in plain_records(own)])
+        shares[name] = group.shares(THROUGHPUT), group.shares(_RESERVED)
+    lines = []
+    for component in next(iter(shares.values()))[0]:
+        line = [f"`{component}`"]
+        for speeds, sizes in shares.values():
+            line += [f"{speeds[component].value:+.1f}", f"{sizes[component].value:+.1f}"]
+        lines.append(line)
+    header = [f"{unit}, PyTorch {name}" for name in shares for unit in ("samples/s", "GiB")]
+    return markdown(["component", *header], lines)
+
+
+def gpipe_paper_table() -> str:
+    """A line per n and m of AmoebaNet-D: printed throughput over that of n = 2, m = 1, and simulated."""
+    rows = _read("published/published")
+    rows = rows[rows["table"] == "amoebanet-d-speed"]
+    printed = {(row["experiment"], row["metric"]): row["value"] for row in plain_records(rows)}
+    known = _predictions()
+    known = known[(known["table"] == "amoebanet-d-speed") & (known["metric"] == THROUGHPUT)]
+    simulated = {row["experiment"]: row["simulated"] for row in plain_records(known)}
+    lines = []
+    for name in rows["experiment"].unique():
+        theirs = printed[name, THROUGHPUT] / printed["n2m1", THROUGHPUT]
+        ratios = printed[name, "normalized_throughput"], theirs, simulated[name] / simulated["n2m1"]
+        n, m = name[1:].split("m")
+        lines.append([f"n = {n}, m = {m}", *(f"{ratio:.2f}" for ratio in ratios)])
+    return markdown(
+        ["AmoebaNet-D (18, 256)", "GPipe, published (TPUs)", "torchgpipe, published (P40s)", "torchgpipe, simulated"],
+        lines,
+    )
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "summary": summary_table,
+    "paper-shares": shares_table,
+    "paper-gpipe": gpipe_paper_table,
     "gpu": gpu_table,
     "errors": errors_table,
     "measured-steps": steps_table,

@@ -106,10 +106,23 @@ def _print_answer(known: list[Row], rows: Path) -> None:
     from gpipe_bench.util.console import Column, Grid, output
 
     for answer in answers(known):
-        across = [Column(name, text=True) for name in answer.header[2:]]
-        grid = Grid([Column("evidence", text=True), Column("on", text=True), *across], answer.title, keys=1)
-        for line in answer.lines:
-            grid.add(*(field.text for field in line))
+        kinds = [f"{evidence.text}\n{where.text}" for evidence, where, *_ in answer.lines]
+        cells = [[_parts(field.text) for field in line[2:]] for line in answer.lines]
+        if len(kinds) == 1:
+            names, title = (
+                ["samples/s", "over the first", "memory"],
+                f"{answer.title}; {kinds[0].replace(chr(10), ': ')}",
+            )
+            lines = [[speed.removesuffix(" samples/s"), *rest] for speed, *rest in cells[0]]
+        else:
+            # One line of 80 columns per variant: units, and the devices if they are the same ones, stand above.
+            places = dict.fromkeys(where.text.rpartition(", PyTorch")[0] for _, where, *_ in answer.lines)
+            names = [f"{kind.split()[0]}\nPyTorch {kind.split()[-1]}" for kind in kinds] if len(places) == 1 else kinds
+            title = f"{' and '.join(places)}\nsamples/s, over the first, GiB of all devices"
+            lines = [[_short(cell) for cell in own] for own in zip(*cells, strict=True)]
+        grid = Grid([Column("", text=True), *(Column(name, text=True) for name in names)], title, keys=1)
+        for name, line in zip(answer.header[2:], lines, strict=True):
+            grid.add(name, *line)
         output().print(grid)
         typer.echo("")
     if noisy := _noisy(known):
@@ -121,6 +134,17 @@ def _print_answer(known: list[Row], rows: Path) -> None:
     typer.echo("Look at:    " + "\n            ".join(map(str, figures)))
     typer.echo(f"Everything: gpipe-bench table --rows {rows}")
     typer.echo(f"One page:   gpipe-bench report --results {rows.parent} --out report.html")
+
+
+def _parts(text: str) -> list[str]:
+    """Throughput, its ratio and memory of a field of the answer; what happened instead stands for the first."""
+    speed, *rest = text.split("\n")
+    return [speed, *([""] if len(rest) == 1 else []), *rest, *([] if rest else ["", ""])]
+
+
+def _short(cell: list[str]) -> str:
+    speed, ratio, memory = cell
+    return " ".join(filter(None, [speed.removesuffix(" samples/s"), ratio, memory.partition(" ")[0]]))
 
 
 def _noisy(known: list[Row]) -> list[str]:

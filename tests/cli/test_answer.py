@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpipe_bench.cli import main
-from tests.figures.synthetic import cpu_ways, write_rows
+from tests.figures.synthetic import ablation_row, cpu_ways, write_rows
 
 NOISY = "Noisy: the interval of 1f1b is wider than 20%"
 
@@ -38,3 +38,18 @@ def test_a_noisy_pair_is_called_so_and_the_others_stand(tmp_path, capsys):
     assert NOISY in text
     assert text.count("] noisy") == 1
     assert "The other ratios stand." in text
+
+
+def test_the_answer_to_all_kinds_of_evidence_fits_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "results").mkdir()
+    kinds = [
+        ablation_row(variant, evidence=kind, flavour=flavour, throughput_samples_per_s=50.0, peak_reserved_gib=20.0)
+        for kind, flavour in (("simulated", "published"), ("simulated", "current"), ("emulated", "current"))
+        for variant in ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
+    ]
+    lines = said(capsys, tmp_path, [*kinds, *cpu_ways()]).split("Look at:")[0].splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    (line,) = [line for line in lines if line.startswith("dep-str-ptl")]
+    assert len(line.split("\u00d7")) == 4

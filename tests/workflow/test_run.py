@@ -126,7 +126,7 @@ def test_traces_hold_tasks_of_the_variant_or_why_there_are_none(run):
 
 def test_the_run_ends_with_the_table_and_the_paths(run):
     _, printed = run
-    end = printed.split("steps (100%) done")[-1]
+    end = printed.split("] figure ")[-1].split("] trace")[-1]
     for word in (
         "baseline",
         "plain loop",
@@ -137,6 +137,15 @@ def test_the_run_ends_with_the_table_and_the_paths(run):
         "figures/ablation_measured.png",
     ):
         assert word in end
+
+
+def test_a_job_is_a_line(run):
+    _, printed = run
+    lines = [line for line in printed.splitlines() if line.startswith("[")]
+    total = len(lines)
+    assert [line.split()[0] for line in lines] == [f"[{number}/{total}]" for number in range(1, total + 1)]
+    assert any("] measuring 5 pipelines in turns, 1 repeat" in line for line in lines)
+    assert "jobid" not in printed
 
 
 def test_every_job_left_a_log(run):
@@ -179,7 +188,9 @@ def test_a_job_that_fails_shows_why(place, snakemake):
     table.write_text(table.read_text().replace(",ok,", ",fine,", 1))
     done = snakemake("figures/redrawn/simulated-p40/ablation.svg")
     assert done.returncode == 1
-    assert "error: table must have the digest that datapackage.json records" in done.stdout
+    shown = done.stdout.split("the end of logs/redraw.log:\n")[1]
+    assert "error: table must have the digest that datapackage.json records" in shown
+    assert "Finished jobs keep their results: the same command goes on from here." in shown
 
 
 def make(place, *words):

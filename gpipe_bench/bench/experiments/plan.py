@@ -77,6 +77,9 @@ UNVERIFIED: Final = (
 _SMALL: Final = 32
 _MOST: Final = 150
 
+_NAMED: Final = 3
+"""Pipelines of a job that are named, at most."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -105,6 +108,16 @@ class Job:
     def only(self) -> str:
         """The keys of its cells, as ``--only`` takes them."""
         return ",".join(cell.id for cell in self.cells)
+
+    @property
+    def words(self) -> str:
+        """What it does, such as ``measuring 1f1b, 3 repeats`` or ``simulating 64 cells of unet on p40``."""
+        if self.evidence == "measured":
+            ways = dict.fromkeys(cell.schedule or cell.variant for cell in self.cells)
+            what = ", ".join(ways) if len(ways) <= _NAMED else f"{len(self.cells)} pipelines in turns"
+            return f"measuring {what}, {self.repeats} repeat{'s' if self.repeats > 1 else ''}"
+        verb = self.evidence.removesuffix("ed") + "ing"
+        return f"{verb} {len(self.cells)} cells, {self.name.rpartition('-')[0]}"
 
     @property
     def kept(self) -> str:
