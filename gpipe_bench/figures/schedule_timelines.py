@@ -74,7 +74,7 @@ def _panels(steps: Sequence[ScheduleStep], width_in: float) -> Rows:
     kinds = [kind for kind in COMPUTE_KINDS if any(event.kind == kind for step in steps for event in step.events)]
     handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind.replace("_", " ")) for kind in kinds]
     if any(len(step.placement) > step.cell.devices for step in steps):
-        handles.append(Patch(facecolor=OKABE_ITO["black"], label="second partition of the device"))
+        handles.append(Patch(facecolor=later(KIND_COLOURS[kinds[0]]), label="darker: second partition of the device"))
     handles.append(Patch(facecolor=_IDLE, label="idle"))
     return [
         heading(title, [row.evidence], "", width_in),

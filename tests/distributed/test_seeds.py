@@ -73,7 +73,7 @@ FAULTS = {
     "connections stay open": Fault(Exchange, "give_up", "self._links.close()", "pass"),
     "those to replicas stay open": Fault(Exchange, "give_up", "self._replicas.close()", "pass"),
     "gradients of replicas are summed up": Fault(Replicas, "average", "flat /= self._group.size()", "pass"),
-    "gradients are averaged too early": Fault(Replicas, "done", "not self._left[action.j]", "self._left[action.j] == 1"),
+    "gradients are averaged early": Fault(Replicas, "done", "not self._left[action.j]", "self._left[action.j] == 1"),
     "an error is swallowed": Fault(Replicas, "_wait", "raise LostError(error) from None", "pass"),
     "a posted receive is forgotten": Fault(links._Expected, "begin", "self.next or self._followed", "self._followed"),
     "only the last rank knows the loss": Fault(Exchange, "leave", "told[self._ranks[-1]][0]", "loss"),
