@@ -11,8 +11,10 @@ from gpipe_bench.cli.options import tell
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.results.tables import lines_text
-from gpipe_bench.schedules import Durations, drawn, timing, to_csv
+from gpipe_bench.schedules import CHANNELS, Durations, derived, drawn, read_messages, stuck, timing, to_csv
 from gpipe_bench.schedules import check as checked
+from gpipe_bench.schedules.progress import assumptions
+from gpipe_bench.schedules.table import SCHEDULES
 from gpipe_bench.util.files import write_files
 
 app = typer.Typer(help="Check, draw, time and write schedules, by name or from a CSV file.", no_args_is_help=True)
@@ -29,14 +31,36 @@ def _times(text: str) -> Any:
 
 
 @app.command("check")
-def check(
+def check(  # noqa: PLR0917 - options, which have names on the command line
     source: Source,
     devices: Devices = 4,
     microbatches: Microbatches = 8,
     per_device: PerDevice = 2,
     skips: Skips = None,
+    channels: Annotated[
+        str | None,
+        typer.Option(help=f"Judge messages between processes that share queues in this way: {', '.join(CHANNELS)}."),
+    ] = None,
+    batched: Annotated[bool, typer.Option("--batched", help="Messages in a row are one batch_isend_irecv.")] = False,
+    blocking: Annotated[bool, typer.Option("--blocking", help="Each SEND and RECV holds its process.")] = False,
 ) -> None:
-    """Prove that a schedule can run, and print what is known of it; else the first problems, and exit status 2."""
+    """Prove that a schedule can run, and print what is known of it; else the first problems, and exit status 2.
+
+    With --channels, prove that its messages end, or print where each process is stuck, and exit with status 1. The
+    file may then have PyTorch's messages, or calls; a folder is what gpipe_bench.distributed.recorded has written.
+    """
+    if channels is not None:
+        ends = [_ends(text) for text in skips or ()]
+        lists = (
+            derived(checked(schedule_of(source, devices, microbatches, per_device), ends).schedule, ends)
+            if source in SCHEDULES
+            else read_messages(_text(source), ends, blocking=blocking)
+        )
+        if found := stuck(lists, channels, batched=batched):
+            typer.echo("\n".join(found))
+            raise typer.Exit(1)
+        typer.echo(f"every message of {len(lists)} ranks ends, if {assumptions(channels, batched=batched)}")
+        return
     schedule = schedule_of(source, devices, microbatches, per_device)
     facts = checked(schedule, [_ends(text) for text in skips or ()])
     homes = " ".join(map(str, facts.placement))
@@ -100,6 +124,23 @@ def write(
     """Write a schedule as CSV, to change it, or to train with it in PyTorch, torchtitan or NeMo Automodel."""
     write_files({out: to_csv(checked(schedule_of(source, devices, microbatches, per_device)).schedule)})
     typer.echo(f"wrote {out}")
+
+
+def _text(source: str) -> str:
+    """The lists of a file, or of the files of a recording.
+
+    Raises:
+        ScheduleError: there is no such file or folder.
+    """
+    path = Path(source)
+    if path.is_dir():
+        files = [path / f"rank{rank}.csv" for rank in range(len([*path.glob("rank*.csv")]))]
+        if files and all(file.exists() for file in files):
+            return "".join(file.read_text(encoding="utf-8").strip() + "\n" for file in files)
+        raise ScheduleError([f"a recording must have rank0.csv and those of all other ranks, got {source!r}; add them"])
+    if not path.exists():
+        raise ScheduleError([f"lists of messages must be a name, a file or a folder, got {source!r}; correct the path"])
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _ends(text: str) -> tuple[int, int]:

@@ -15,15 +15,18 @@ from __future__ import annotations
 from gpipe_bench.schedules.actions import KINDS, Action, Schedule, with_recomputation
 from gpipe_bench.schedules.check import Facts, check
 from gpipe_bench.schedules.memory import Held, in_flight, memory
+from gpipe_bench.schedules.message_lists import derived, read_messages
 from gpipe_bench.schedules.messages import Message
 from gpipe_bench.schedules.moves import exchanged, moved, reach
 from gpipe_bench.schedules.order import merged_order
+from gpipe_bench.schedules.progress import CHANNELS, stuck
 from gpipe_bench.schedules.search import searched
 from gpipe_bench.schedules.table import SCHEDULES, named_schedule
 from gpipe_bench.schedules.timing import Durations, Timing, drawn, timing
 from gpipe_bench.schedules.torch_csv import read_csv, to_csv
 
 __all__ = [
+    "CHANNELS",
     "KINDS",
     "SCHEDULES",
     "Action",
@@ -34,6 +37,7 @@ __all__ = [
     "Schedule",
     "Timing",
     "check",
+    "derived",
     "drawn",
     "exchanged",
     "in_flight",
@@ -43,7 +47,9 @@ __all__ = [
     "named_schedule",
     "reach",
     "read_csv",
+    "read_messages",
     "searched",
+    "stuck",
     "timing",
     "to_csv",
     "with_recomputation",

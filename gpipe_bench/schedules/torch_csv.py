@@ -43,12 +43,10 @@ def read_csv(text: str) -> Schedule:
         for field in filter(None, map(str.strip, fields)):
             if _DERIVED.fullmatch(field):
                 continue
-            pair = _PAIR.fullmatch(field)
-            found = [_FIELD.fullmatch(part.strip()) for part in (pair.groups() if pair else [field])]
-            actions = [Action(one[2], int(one[3]), int(one[1])) for one in found if one]
-            if len(actions) == len(found):
+            actions = actions_of(field)
+            if actions is not None:
                 rows[-1] += actions
-                pairs += actions[:1] if pair else []
+                pairs += actions[:-1]
             else:
                 rule = "a field must be a stage, one of F, B, I, W, and a micro-batch, such as 0F3"
                 problems.append(f"{rule}, got {field[:40]!r} in line {line}; correct it")
@@ -59,6 +57,14 @@ def read_csv(text: str) -> Schedule:
     if problems:
         raise ScheduleError(problems[:_NAMED])
     return Schedule.of(rows, pairs)
+
+
+def actions_of(field: str) -> list[Action] | None:
+    """The action of a field, or the two of a pair; None if the field is no action."""
+    pair = _PAIR.fullmatch(field)
+    found = [_FIELD.fullmatch(part.strip()) for part in (pair.groups() if pair else [field])]
+    actions = [Action(one[2], int(one[3]), int(one[1])) for one in found if one]
+    return actions if len(actions) == len(found) else None
 
 
 def to_csv(schedule: Schedule) -> str:
