@@ -24,6 +24,11 @@ def lines(text: str) -> list[str]:
     return [line for line in found if line and not line.startswith("#")]
 
 
+def printed(text: str) -> list[tuple[str, str]]:
+    """Each command that has an ``sh`` block of its own, with the ``text`` block right after it, which it prints."""
+    return re.findall(r"^```sh\n([^\n]+)\n```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
 def parts(line: str) -> list[list[str]]:
     """Words of each command in ``a && b``. ``gpipe-bench`` stands for ``python -m gpipe_bench``, too."""
     found = [shlex.split(part) for part in line.split(" && ")]

@@ -5,6 +5,7 @@ Quick commands run. Slow ones do not, but all targets, options and files that a 
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shlex
@@ -23,7 +24,8 @@ from typer.testing import CliRunner
 
 from gpipe_bench.bench.experiments.config import parse_config
 from tests.bench.cells_of import over_default
-from tests.project.pages import PAGES, blocks, commands, lines, parts
+from tests.cover import EVERY_CASE
+from tests.project.pages import PAGES, blocks, commands, lines, parts, printed
 from tests.project.tree import ROOT
 
 # What the first words of a command say, and why such a command is not run here.
@@ -116,6 +118,47 @@ def test_quick_commands_run(page, clone, monkeypatch):
                 assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
             elif words != ["source", ".venv/bin/activate"]:
                 subprocess.run(words, check=True)
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if printed(text)])
+def test_commands_print_what_stands_below_them(page, clone):
+    """A line of an ellipsis stands for lines that are left out, or that differ by machine; all others are printed."""
+    for line, block in printed(PAGES[page]):
+        if "gpt2-xl" in line and not EVERY_CASE:  # a minute
+            continue
+        said = answer_of_the_reference(clone) if line == "make ablation" else output_of(parts(line)[0], clone)
+        where = 0
+        for part in re.split(r"^…\n", block, flags=re.MULTILINE):
+            where = said.find(part, where)
+            assert where >= 0, f"{line}\nprints not\n{part}but\n{said}"
+            where += len(part)
+
+
+def output_of(words: list[str], place: Path) -> str:
+    """What a command prints to a terminal of 80 columns, without blanks at the ends of lines."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpipe_bench", *words[1:]],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place), "COLUMNS": "80"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return re.sub(" +$", "", done.stdout, flags=re.MULTILINE)
+
+
+def answer_of_the_reference(place: Path) -> str:
+    """What ``make ablation`` ends with, of the committed rows of all kinds of evidence."""
+    rows: list[dict[str, str]] = []
+    for folder in ("simulated/p40", "emulated/p40", "measured/2x-intel-xeon-processor"):
+        with (place / "results/reference" / folder / "ablation.csv").open(newline="") as file:
+            rows.extend(csv.DictReader(file))
+    (place / "all_kinds").mkdir(exist_ok=True)
+    with (place / "all_kinds/ablation.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return output_of(["gpipe-bench", "table", "--brief", "--rows", "all_kinds/ablation.csv"], place)
 
 
 @pytest.mark.slow  # tests/figures/test_reference.py draws each of them, too

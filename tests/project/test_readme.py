@@ -1,17 +1,15 @@
-"""The first page is short and opens with a picture, a table and the two commands; claims are complete."""
+"""The first page is short: the question, three commands with what they print, a picture; claims are complete."""
 
 from __future__ import annotations
 
 import re
 
-import pytest
 import yaml
 
-from tests.project.pages import PAGES, blocks, commands
+from tests.project.pages import PAGES, blocks, commands, lines, printed
 from tests.project.tree import ROOT
 
 README = PAGES["README.md"]
-QUICKSTARTS = re.split(r"^## Quickstart: ", README, flags=re.MULTILINE)[1:]
 
 
 def test_it_is_short():
@@ -22,24 +20,31 @@ def test_no_page_is_longer_than_250_lines():
     assert {name: text.count("\n") for name, text in PAGES.items() if text.count("\n") > 250} == {}
 
 
-def test_table_commands_and_picture_come_in_this_order():
-    places = [README.index(part) for part in ("<!-- table: summary -->", "make ablation  ", "ablation_timelines.svg")]
+def test_question_commands_picture_installation_and_table_come_in_this_order():
+    parts = (
+        "what memory?",
+        "gpipe-bench advise",
+        "--races",
+        "make ablation",
+        "schedules.svg",
+        "make setup",
+        "summary -->",
+    )
+    places = [README.index(part) for part in parts]
     assert places == sorted(places)
-    assert commands(README)[:2] == [["make", "ablation"], ["make", "test"]]
+    assert [words[:2] for words in commands(README)[:3]] == [
+        ["gpipe-bench", "advise"],
+        ["gpipe-bench", "emulate"],
+        ["make", "ablation"],
+    ]
 
 
-def test_the_next_command_is_shown_after_the_two():
-    assert commands(README)[2:4] == [["source", ".venv/bin/activate"], ["snakemake", "--cores", "1", "speed"]]
+def test_the_first_three_commands_show_what_they_print():
+    assert [line for line, _ in printed(README)] == lines(README)[:3]
 
 
-def test_there_are_three_quickstarts():
-    assert len(QUICKSTARTS) == 3
-
-
-@pytest.mark.parametrize("quickstart", QUICKSTARTS)
-def test_quickstarts_are_short(quickstart):
-    found = [block for language in ("sh", "python") for block in blocks(quickstart.split("\n## ")[0], language)]
-    assert found
+def test_examples_are_short():
+    found = [block for language in ("sh", "python") for block in blocks(README, language)]
     assert all(block.count("\n") <= 12 for block in found)
 
 
