@@ -120,7 +120,7 @@ def _all() -> Iterator[Behaviour]:
         "a tensor to the next and to a later partition",
         lambda n: chain(n, stashing("a", same=True), last=(popping("a"),)),
         scripts.one_step,
-        (Setup(3, 3), Setup(3, 4, "always")),
+        (Setup(3, 4), Setup(3, 4, "always")),
         needs="skips",
     )
     yield add(
@@ -234,7 +234,7 @@ def _all() -> Iterator[Behaviour]:
             check=scripts.surfaces,
             raises=True,
         )
-    yield add("after an error", "the step after one that failed", chain, scripts.after_error, needs="one process")
+    yield add("after an error", "the step after one that failed", chain, scripts.after_error, needs="recovery")
     yield add(
         "replicas",
         "two pipelines share a batch",

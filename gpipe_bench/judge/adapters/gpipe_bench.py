@@ -22,7 +22,7 @@ class GpipeBench:
         self.per_device = 2 if self.schedule in TWO_PER_DEVICE else 1
         self.limits = {
             "replicas": "one process; the engine in processes has them",
-            "spectral norm/always": "docs/engine.md: a buffer that forward passes change is changed again",
+            "spectral norm/always": "docs/training.md: one power iteration more in a recomputation",
         }
 
     def build(self, model: nn.Sequential, setup: Setup) -> PlainPipe:

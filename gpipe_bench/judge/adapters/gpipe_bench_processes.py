@@ -19,8 +19,8 @@ class Processes:
 
     version, processes = __version__, True
     limits = {  # noqa: RUF012 - a constant
-        "one process": "docs/distributed.md: after an error the pipeline can run no more",
-        "spectral norm/always": "docs/engine.md: a buffer that forward passes change is changed again",
+        "recovery": "docs/distributed.md: after an error the pipeline can run no more",
+        "spectral norm/always": "docs/training.md: one power iteration more in a recomputation",
     }
 
     def __init__(self, schedule: str) -> None:

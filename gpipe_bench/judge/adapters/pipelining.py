@@ -29,7 +29,7 @@ class Pipelining:
         self.limits = {
             "uneven": "pytorch#126600: one shape for all micro-batches", "clip": "pytorch#162638: left to the user",
             "tied": "left to the user", "none": _TENSORS, "except_last": "no checkpoints of its own",
-            "one process": "the group cannot go on after an error", "replicas": "left to the user: DDP or FSDP",
+            "recovery": "the group cannot go on after an error", "replicas": "left to the user: DDP or FSDP",
         }  # fmt: skip
         if self.schedule != "gpipe":
             self.limits["few"] = "refused: at least as many micro-batches as stages"

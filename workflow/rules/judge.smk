@@ -1,0 +1,29 @@
+# What any pipeline engine must do: this project's engine, PyTorch's pipelines and other packages on one suite of behaviours.
+from importlib.metadata import version
+
+JUDGED = ["gpipe_bench", "gpipe_bench:gpipe", "gpipe_bench:1f1b", "gpipe_bench:zb_h1", "gpipe_bench:interleaved"]
+JUDGED += ["gpipe_bench:zb_v", "torchgpipe", "fairscale", "pipelining:gpipe", "pipelining:1f1b"]
+JUDGED += ["pipelining:interleaved", "pipelining:interleaved_zb", "pipelining:zb_v", "pipelining:dualpipe_v"]
+
+
+rule judge:
+    """Verdicts on behaviours of every engine that has an adapter; `make peers` installs the others."""
+    input:
+        "results/judge.csv",
+
+
+rule judge_engines:
+    """Run every engine on every behaviour; a verdict is a row, whatever it says."""
+    output:
+        ensure("results/judge.csv", non_empty=True),
+    log:
+        "logs/judge_engines.log",
+    conda:
+        "../envs/gpipe_bench.yaml"
+    params:
+        engines=JUDGED,
+        sources=source_digest("gpipe_bench.cli.judge"),
+        torch=version("torch"),
+    shell:
+        "(python -m gpipe_bench judge {params.engines:q} --limit-s 60 --out {output:q} || test -s {output:q})"
+        " > {log:q} 2>&1"
