@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from gpipe_bench.judge.adapters.reference import Reference
 from gpipe_bench.judge.faults import FAULTS
-
-runner = pytest.importorskip("gpipe_bench.judge.runner")
-adapters = pytest.importorskip("gpipe_bench.judge.adapters.reference")
+from gpipe_bench.judge.runner import judge
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_caught_by_what_must_catch_it_and_by_nothing_that_must_not(name):
     fault = FAULTS[name]
-    engine = adapters.Reference(fault.schedule, fault.kind)
+    engine = Reference(fault.schedule, fault.kind)
     names = (*fault.must, *fault.must_not)
-    caught = {each for each in names if runner.judge(engine, each).kind not in ("ok", "limit")}
+    caught = {each for each in names if judge(engine, each).kind not in ("ok", "limit")}
     assert caught == {*fault.must}
