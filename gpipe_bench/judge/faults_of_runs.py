@@ -37,7 +37,7 @@ class _StatisticsTwice(Cell):
 
 
 @fault("gpleiss/efficient_densenet_pytorch#73", "opening", "the recomputation updates running statistics once more",
-       "batch norm", "chain, masks again")  # fmt: skip
+       "batch norm, spectral norm", "chain, masks again")  # fmt: skip
 class StatisticsTwice(Pipeline):
     """Does not bring back buffers."""
 
