@@ -39,6 +39,7 @@ from gpipe_bench.util.files import check_writable, json_text, write_files
 if TYPE_CHECKING:
     from gpipe_bench.emulator.races import Race
     from gpipe_bench.emulator.script import ScriptRun
+    from gpipe_bench.emulator.torchrun import RanksRun
     from gpipe_bench.errors import OutOfMemory
     from gpipe_bench.machine.profile import Profile
     from gpipe_bench.machine.replay import DeviceMemory
@@ -74,6 +75,12 @@ def emulate(
         int | None, typer.Option(min=1, max=16, help="Devices that a script finds, or partitions share.  [default: 4]")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help=TRACE_HELP)] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=16, help="Run the script as torchrun does: so many ranks, each with a process and a device."
+        ),
+    ] = None,
     races: Annotated[bool, typer.Option("--races", help="In a script, list accesses to memory in no order.")] = False,
 ) -> None:
     """Run a training script to its end on virtual devices, and print what its steps would take.
@@ -84,11 +91,11 @@ def emulate(
     a file.
     """
     if script is None and cells is not None:
-        check_unused("with --cells", trace=trace, devices=devices, races=races)
+        check_unused("with --cells", trace=trace, devices=devices, races=races, nproc=nproc)
         _emulate_cells(from_file(EmulatedCell, cells, only, given), names_in(timelines), needed_out(out))
     elif script is None:
         check_unused("without --cells", only=only, timelines=timelines)
-        check_unused("without a script", races=races)
+        check_unused("without a script", races=races, nproc=nproc)
         shared = {"devices": devices} if devices else {}
         cut = {"balance": AUTO} if _CUT & given.keys() or is_schedule_file(given.get("schedule")) else {}
         _emulate_cell(from_options(EmulatedCell, {**cut, **given, **shared}), trace, out)
@@ -97,7 +104,11 @@ def emulate(
     else:
         check_unused("with a script", cells=cells, only=only, timelines=timelines, out=out)
         settings = from_options(EmulatedCell, {"profile": "h100", **given})
-        _emulate_script(script, arguments or [], settings, trace, devices=devices or 4, races=races)
+        if nproc:
+            check_unused("with --nproc", devices=devices)
+            _emulate_ranks(script, arguments or [], settings, trace, ranks=nproc, races=races)
+        else:
+            _emulate_script(script, arguments or [], settings, trace, devices=devices or 4, races=races)
 
 
 def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out: Path) -> None:
@@ -154,10 +165,7 @@ def _emulate_script(
     from gpipe_bench.machine.profile import load_profile
     from gpipe_bench.step.result import busy_ns, guess_words
 
-    if trace is not None:
-        if trace.exists() and script.exists() and trace.samefile(script):
-            raise ConfigError([f"--trace must be another file than the script, got {str(trace)!r}; name it trace.json"])
-        check_writable(trace)
+    _check_trace(script, trace)
     hardware = load_profile(settings.profile).adapted(settings.tf32, settings.launch_us)
     require_virtual_devices()
     from gpipe_bench.emulator.library import leave
@@ -188,6 +196,35 @@ def _emulate_script(
         own = {name: value for name in ("tf32", "launch_us") if (value := getattr(settings, name)) is not None}
         _write(trace, run, {"profile": hardware.name, "host_time": settings.host_time, **own})
     leave(0)
+
+
+def _check_trace(script: Path, trace: Path | None) -> None:
+    if trace is not None:
+        if trace.exists() and script.exists() and trace.samefile(script):
+            raise ConfigError([f"--trace must be another file than the script, got {str(trace)!r}; name it trace.json"])
+        check_writable(trace)
+
+
+def _emulate_ranks(
+    script: Path, arguments: Sequence[str], settings: EmulatedCell, trace: Path | None, *, ranks: int, races: bool
+) -> None:
+    from gpipe_bench.cli.emulate_ranks import print_ranks, run_on_ranks
+    from gpipe_bench.emulator.build import require_virtual_devices
+    from gpipe_bench.machine.profile import load_profile
+
+    _check_trace(script, trace)
+    hardware = load_profile(settings.profile).adapted(settings.tf32, settings.launch_us)
+    require_virtual_devices()
+    run = run_on_ranks(script, arguments, hardware, ranks=ranks, races=races, host_time=settings.host_time)
+    if run.replayed.shortage:
+        typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)
+        raise typer.Exit(1)
+    output().print(_title(settings, hardware, ranks), style="bold")
+    print_ranks(run)
+    if races:
+        _print_races(run.races, run)
+    if trace is not None:
+        _write(trace, run, {"profile": hardware.name, "host_time": settings.host_time})
 
 
 def _no_cuda(devices: int) -> str:
@@ -255,7 +292,7 @@ def _steps(run: ScriptRun) -> str:
     return f"{count} after the first: {median(times):.3f} ms per step{spread}"
 
 
-def _print_races(races: Iterable[Race], run: ScriptRun) -> None:
+def _print_races(races: Iterable[Race], run: ScriptRun | RanksRun) -> None:
     console = output()
     rows = {id(record): row for row, record in enumerate(run.records)}
     texts = dict.fromkeys(_race(race, rows, run) for race in races)
@@ -266,7 +303,7 @@ def _print_races(races: Iterable[Race], run: ScriptRun) -> None:
         console.print(f"and {len(texts) - _RACES} more")
 
 
-def _race(race: Race, rows: dict[int, int], run: ScriptRun) -> str:
+def _race(race: Race, rows: dict[int, int], run: ScriptRun | RanksRun) -> str:
     """One race in two lines; the same in every step, so it names no block."""
     before, after = (
         f"{record.name or record.kind} on device {record.device} stream {record.stream} {_line(run, rows[id(record)])}"
@@ -275,7 +312,7 @@ def _race(race: Race, rows: dict[int, int], run: ScriptRun) -> str:
     return f"  {race.kind}: {after}\n    does not wait for {before}"
 
 
-def _line(run: ScriptRun, row: int) -> str:
+def _line(run: ScriptRun | RanksRun, row: int) -> str:
     """The line that issued a row; where none did, as for freed memory, the last one of its thread before."""
     if row in run.lines:
         return f"at {run.lines[row]}"
@@ -285,7 +322,7 @@ def _line(run: ScriptRun, row: int) -> str:
     return "at an unknown line" if place is None else f"after {run.lines[place]}"
 
 
-def _write(path: Path, run: ScriptRun, metadata: Mapping[str, Any]) -> None:
+def _write(path: Path, run: ScriptRun | RanksRun, metadata: Mapping[str, Any]) -> None:
     from gpipe_bench.cli.simulate import has_rows
     from gpipe_bench.emulator.device_times import chrome_trace
     from gpipe_bench.machine.trace_file import write_trace

@@ -21,6 +21,7 @@ WATCHER = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 ELAPSED = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64, ctypes.c_int64)
 WATCH = ctypes.CFUNCTYPE(None, ctypes.c_int)
 COUNT = ctypes.POINTER(ctypes.c_int64)
+_TENSORS = ctypes.POINTER(ctypes.c_void_p)
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_load": (None, [ctypes.c_int, ctypes.c_int, WATCH]),
@@ -39,6 +40,11 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "vd_backward": (ctypes.c_int64, []),
     "vd_backward_end": (None, [ctypes.c_int64]),
     "vd_mark": (ctypes.c_int64, []),
+    "vd_meet": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_int, _TENSORS, ctypes.c_int, ctypes.c_int, ctypes.c_int64]),
+    "vd_keep_values": (None, [ctypes.c_int]),
+    "vd_values": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "vd_write_values": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "vd_forget_values": (None, [ctypes.c_void_p]),
     "vd_parameter": (None, [ctypes.c_void_p]),
     "vd_update": (None, [ctypes.c_int, ctypes.c_int64]),
     "vd_set_duration": (ctypes.c_int64, [ctypes.c_int64]),

@@ -97,8 +97,8 @@ def run_script(
     load_shapes(devices, profile)
     lines = Lines()
     watched = lines.noted() if races else nullcontext()
-    uncompiled = replaced(torch, "compile", _uncompiled)
-    with recording() as trace, seen(), updates_priced(), _steps_marked(), uncompiled, watched:
+    compiling = replaced(torch, "compile", uncompiled)
+    with recording() as trace, seen(), updates_priced(), steps_marked(), compiling, watched:
         _run(script, arguments)
     replayed = replay(trace, HardwareMachine(profile), host_time=host_time)
     records = trace.records
@@ -138,7 +138,7 @@ def script_traceback(error: Exception, script: Path) -> str | None:
     return "".join(shown.format())
 
 
-def _uncompiled(model: Any = None, **options: Any) -> Any:
+def uncompiled(model: Any = None, **options: Any) -> Any:
     """In place of ``torch.compile``, which makes kernels for real devices only.
 
     PyTorch calls it for higher-order operators, such as ``map``, too: with a function as backend, which runs operators.
@@ -153,7 +153,7 @@ def _uncompiled(model: Any = None, **options: Any) -> Any:
 
 
 @contextmanager
-def _steps_marked() -> Iterator[None]:
+def steps_marked() -> Iterator[None]:
     """Mark the trace after each step of the first optimizer of PyTorch; of the next one when that is gone."""
     first: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -171,11 +171,22 @@ def _steps_marked() -> Iterator[None]:
 
 
 def _step_ends(trace: Trace, replayed: Replayed) -> list[int]:
-    kinds = [record.kind for record in trace.records]
+    return step_ends(trace.records, replayed.end_ns, thread_index())
+
+
+def step_ends(records: Sequence[Record], ends_ns: Sequence[int], main: int) -> list[int]:
+    """When everything that was issued in each step, and before it, had ended.
+
+    Args:
+        records: of one process.
+        ends_ns: when each ended.
+        main: the thread of the script.
+    """
+    kinds = [record.kind for record in records]
     ending = "mark" if "mark" in kinds else "backward_end"
     if ending != "mark":
-        kinds = _outermost(trace.records)
-    ended = list(accumulate(replayed.end_ns, max))
+        kinds = _outermost(records, main)
+    ended = list(accumulate(ends_ns, max))
     ends: list[int] = []
     latest: int | None = None
     for row, kind in enumerate(kinds):
@@ -187,9 +198,10 @@ def _step_ends(trace: Trace, replayed: Replayed) -> list[int]:
     return ends if latest is None else [*ends, ended[latest]]
 
 
-def _outermost(records: Sequence[Record]) -> list[str]:
+def _outermost(records: Sequence[Record], main: int) -> list[str]:
     """The kinds of rows, but nothing for those of other threads than the script's, and inside of backward passes."""
-    main, depth, kinds = thread_index(), 0, []
+    depth = 0
+    kinds = []
     for record in records:
         own = record.thread == main
         depth -= own and record.kind == "backward_end"

@@ -147,6 +147,45 @@ int64_t vd_mark() {
   return virtual_devices::trace().add_version({ROW_mark});
 }
 
+// A part of a message on the current stream; returns the place of its row, or -1. `tensors`: first those that it reads.
+int64_t vd_meet(const char* name, int device, const void* const* tensors, int reads, int count, int64_t bytes) {
+  virtual_devices::Record row = virtual_devices::kernel_row(name, device);
+  row.kind = ROW_meet;
+  row.duration_ns = -1;
+  row.bytes = bytes;
+  for (int index = 0; index < count; ++index) {
+    const at::Tensor tensor = virtual_devices::borrowed(tensors[index]);
+    virtual_devices::add_access(index < reads ? row.reads : row.writes, tensor);
+  }
+  return virtual_devices::trace().add(row);
+}
+
+// Whether small tensors keep their values, and reading others is an error.
+void vd_keep_values(int keep) {
+  virtual_devices::g_values = keep != 0;
+}
+
+// Where the storage of a tensor is whose values are known; null: they are not.
+const void* vd_values(const void* tensor) {
+  const at::Tensor found = virtual_devices::borrowed(tensor);
+  return virtual_devices::is_known(found) ? found.storage().data() : nullptr;
+}
+
+// The same for somebody who writes all of a tensor, whose values are known then; null: it is too large.
+void* vd_write_values(const void* tensor) {
+  const at::Tensor found = virtual_devices::borrowed(tensor);
+  if (!virtual_devices::knows_after_write(found)) {
+    return nullptr;
+  }
+  virtual_devices::know(found, true);
+  return found.storage().mutable_data();
+}
+
+// Somebody has written values that nobody knows.
+void vd_forget_values(const void* tensor) {
+  virtual_devices::know(virtual_devices::borrowed(tensor), false);
+}
+
 void vd_parameter(const void* tensor) {
   virtual_devices::parameters().add(tensor);
 }

@@ -1,7 +1,7 @@
 // Every operator without a kernel of its own: the CPU's kernel on aliases, or only the shapes of its results.
 #pragma once
 
-#include "shapes.h"
+#include "values.h"
 
 namespace virtual_devices {
 
@@ -60,6 +60,17 @@ inline void run_on_cpu(const c10::OperatorHandle& op, Stack* stack, int device) 
 
 // Whether an operator needs no values, for which it is refused, or warned of, while only shapes are emulated.
 inline bool needs_no_values(const c10::OperatorHandle& op, const Stack& stack) {
+  if (g_values && (has_dynamic_size(op, stack) || gives_number(op.schema()))) {
+    for (size_t index = stack.size() - op.schema().arguments().size(); index < stack.size(); ++index) {
+      each_tensor(stack[index], [&](const at::Tensor& tensor) {
+        TORCH_CHECK(
+            is_known(tensor),
+            "a value that the program reads must be known, got one that a virtual device did not compute (",
+            op.schema().name(), "); leave it out, or compute it from tensors of at most 64 KiB");
+      });
+    }
+    return false;
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(
       !has_dynamic_size(op, stack),
       "an operator's result must have a shape that does not depend on values while only shapes are emulated, got ",
@@ -85,9 +96,16 @@ inline void fallback(const c10::OperatorHandle& op, Stack* stack) {
     jitter();
   }
   if (!view && g_shapes_only && needs_no_values(op, *stack)) {
+    Values values(op, *stack, device);
     run_shapes(op, stack, device);
+    values.note(*stack, schema.returns().size());
   } else {
     run_on_cpu(op, stack, device);
+    if (g_values && !view) {
+      for (size_t index = stack->size() - schema.returns().size(); index < stack->size(); ++index) {
+        each_tensor((*stack)[index], [](const at::Tensor& tensor) { know(tensor, true); });
+      }
+    }
   }
 }
 

@@ -22,7 +22,7 @@ at::Tensor empty(
   check_factory(layout, pinned);
   const c10::DeviceGuard guard(device_of(indexed(c10::device_or_default(device))));
   auto* allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
-  return at::detail::empty_generic(size, allocator, kKeys, c10::dtype_or_default(dtype), format);
+  return unwritten(at::detail::empty_generic(size, allocator, kKeys, c10::dtype_or_default(dtype), format));
 }
 
 at::Tensor empty_strided(
@@ -35,7 +35,7 @@ at::Tensor empty_strided(
   check_factory(layout, pinned);
   const c10::DeviceGuard guard(device_of(indexed(c10::device_or_default(device))));
   auto* allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
-  return at::detail::empty_strided_generic(size, stride, allocator, kKeys, c10::dtype_or_default(dtype));
+  return unwritten(at::detail::empty_strided_generic(size, stride, allocator, kKeys, c10::dtype_or_default(dtype)));
 }
 
 at::Tensor zero_tensor(
@@ -105,6 +105,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   if (peer == device && g_shapes_only) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
     call_shapes(op, device, target, self, non_blocking);
+    copy_values(self, target);
     return target;
   }
   const bool across = peer != kHost && peer != device;
@@ -116,6 +117,8 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   at::Tensor written = kernel.write(target);
   if (!g_shapes_only) {
     written.copy_(source);
+  } else if (to_host && g_values) {
+    is_known(self) ? static_cast<void>(written.copy_(source)) : copy_unknown(written);
   } else if (to_host && !pinned) {
     written.zero_();
   }
@@ -136,6 +139,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   if ((from_host || to_host) && (!non_blocking || (to_host && !pinned))) {
     trace_sync(device, stream);
   }
+  copy_values(self, target);
   return target;
 }
 

@@ -26,6 +26,8 @@ struct Block {
   c10::Storage owner;
   // For a kernel that can do without.
   bool scratch = false;
+  // Whether its memory holds the values that the program computed, see values.h.
+  bool known = false;
 };
 
 struct Count {
@@ -109,8 +111,8 @@ class Memory {
   }
 
   // Null for memory that is none of ours.
-  static const Block* find(const c10::DataPtr& pointer) {
-    return pointer.get_deleter() == &free_block ? static_cast<const Block*>(pointer.get_context()) : nullptr;
+  static Block* find(const c10::DataPtr& pointer) {
+    return pointer.get_deleter() == &free_block ? static_cast<Block*>(pointer.get_context()) : nullptr;
   }
 
   void record_stream(const c10::DataPtr& pointer, const c10::Stream& stream) {

@@ -101,9 +101,10 @@ class Trace {
     return found->second;
   }
 
-  void add(const Record& record) {
+  // The place of the row; -1 while nothing is recorded.
+  int64_t add(const Record& record) {
     if (!on_) {
-      return;
+      return -1;
     }
     note_node();
     int64_t row;
@@ -116,6 +117,7 @@ class Trace {
     if (watcher != nullptr && (record.kind == ROW_kernel || record.kind == ROW_copy)) {
       watcher(row);
     }
+    return row;
   }
 
   // A record of a version of its own, made in one go, so that versions ascend in the trace.
