@@ -29,8 +29,8 @@ def test_the_help_is_one_screen_of_commands(capsys):
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if line.startswith("  ")] == [
-        *("simulate", "emulate", "explain", "advise", "schedule", "playground", "run", "profile", "config"),
-        *("table", "compare", "verify", "report", "figure"),
+        *("simulate", "emulate", "explain", "advise", "schedule", "playground", "run", "profile"),
+        *("table", "compare", "verify", "report", "figure", "cite"),
     ]
 
 

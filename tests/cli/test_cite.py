@@ -1,0 +1,104 @@
+"""``cite`` says of a table what finds it again, and refuses files that are no table of results."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from gpipe_bench import __version__
+from gpipe_bench.cli import cite, main
+from gpipe_bench.data import REFERENCE_FOLDER
+from gpipe_bench.results.rows import Row
+from gpipe_bench.results.tables import csv_text
+from tests.bench.cells_of import ok_result
+from tests.project.tree import ROOT
+
+ABLATION = REFERENCE_FOLDER / "simulated/p40/ablation.csv"
+
+
+def cited(capsys, path, status=0):
+    with pytest.raises(SystemExit) as caught:
+        main(["cite", str(path)])
+    assert caught.value.code == status
+    told = capsys.readouterr()
+    return told.err if status else told.out
+
+
+def own_table(folder, **changes):
+    row = ok_result("baseline", 0).row
+    path = folder / "own.csv"
+    path.write_text(csv_text(Row.columns(), [row.to_dict(), replace(row, repeat=1, **changes).to_dict()]))
+    return path
+
+
+def test_the_entry_is_that_of_the_citation_file():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["title"], citation["url"]) == (cite.TITLE, cite.URL)
+    assert citation["authors"] == [{"name": cite.AUTHOR}]
+    assert str(cite.YEAR) == citation["date-released"][:4]
+
+
+def test_a_reference_table_is_found_again(capsys):
+    told = cited(capsys, ABLATION)
+    digest = hashlib.sha256(ABLATION.read_bytes()).hexdigest()
+    commits = re.findall(r"^commit    ([0-9a-f]{40}), \d+ rows$", told, re.MULTILINE)
+    assert {*commits} == {line["commit"] for line in csv.DictReader(ABLATION.read_text().splitlines())}
+    assert told.startswith(f"@misc{{gpipe_bench_ablation_{digest[:8]},\n")
+    assert f"  version = {{{__version__}}},\n" in told
+    named = r"Table results/reference/simulated/p40/ablation.csv; evidence: simulated"
+    assert f"  note    = {{{named}; commit: {', '.join(commits)}; sha256: {digest}}},\n" in told
+    assert f"\nsha256    {digest}\nevidence  simulated, " in told
+
+
+def test_letters_that_latex_reads_otherwise_are_escaped(capsys):
+    entry = cited(capsys, REFERENCE_FOLDER / "simulated/p40/sweep_unet.csv").partition("\n}\n")[0]
+    title, note = re.search(r"title .*", entry), re.search(r"note .*", entry)
+    assert title is not None
+    assert note is not None
+    assert r"{{gpipe\_bench: a" in title[0]
+    assert r"sweep\_unet.csv" in note[0]
+
+
+def test_kinds_of_evidence_and_uncommitted_changes_are_counted(capsys, tmp_path):
+    told = cited(capsys, own_table(tmp_path, evidence="simulated", dirty=True, commit="f" * 40))
+    assert "note    = {Table own.csv; evidence: measured, simulated; commit: " in told
+    assert f"\ncommit    {'f' * 40}, 1 rows\n" in told
+    assert "1 rows with uncommitted changes" in told
+    assert "\nevidence  measured, 1 rows\nevidence  simulated, 1 rows\n" in told
+    assert str(tmp_path) not in told
+
+
+def test_a_companion_is_cited_with_the_provenance_of_its_rows(capsys):
+    path = REFERENCE_FOLDER / "emulated/p40/ablation_steps.csv"
+    told = cited(capsys, path)
+    assert re.search(r"^commit    [0-9a-f]{40}, ", told, re.MULTILINE)
+    assert "\nevidence  emulated, " in told
+    assert f"\nsha256    {hashlib.sha256(path.read_bytes()).hexdigest()}\n" in told
+
+
+def test_published_values_lead_to_their_sources(capsys):
+    told = cited(capsys, REFERENCE_FOLDER / "published/published.csv")
+    assert "\ncommit    not recorded in these rows\n" in told
+    assert "\nevidence  published, " in told
+    assert re.search(r"^source    \S", told, re.MULTILINE)
+    assert "cite these, too" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "a,b\n1,2\n", "must be those of a known kind of table"),
+        ("a.csv", "", "table must have at least one row"),
+        ("a.csv", "config_sha256,configuration\nx,{}\n", "table must say its evidence, got configurations"),
+        ("a.md", "# Words\n\nmore, words\n", "error: "),
+    ],
+)
+def test_what_is_no_table_of_results_is_refused(capsys, tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    assert words in cited(capsys, tmp_path / name, 2)
+    assert "table must be a readable CSV file" in cited(capsys, tmp_path / "none.csv", 2)
