@@ -19,6 +19,7 @@ from gpipe_bench.results.rows import TINY, Row
 from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing
 from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
+from scripts.leaderboard import HEADER, leaders
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -443,6 +444,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "peers-host": host_table,
     "peers-processes": partial(peers_table, _RACE_OF_PROCESSES),
     "peers-emulated": emulated_peers_table,
+    "leaderboard": lambda: markdown(HEADER, leaders()),
 }
 """Makes each table from the reference results."""
 

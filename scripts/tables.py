@@ -19,6 +19,7 @@ from scripts.table_contents import ROOT, TABLES
 PAGES: Final = (
     "README.md",
     "docs/claims.md",
+    "docs/leaderboard.md",
     "docs/paper.md",
     "docs/peers.md",
     "docs/reproduce.md",

@@ -44,18 +44,29 @@ def take(
 
 
 @app.command("check")
-def check(folder: Folder = None) -> None:
+def check(
+    folder: Folder = None,
+    table: Annotated[list[Path] | None, typer.Option(help="Measured rows to send, before they are taken.")] = None,
+) -> None:
     """Check every table against datapackage.json; exit status 1 and a line per problem where one is not as it says."""
-    from gpipe_bench.bench.datapackage.check import check_folder
+    from gpipe_bench.bench.datapackage.check import check_folder, check_sent
 
+    if table:
+        _end([problem for path in table for problem in check_sent(path)], "rows can be taken")
+        return
     target = folder or _committed()
     with progress(f"checking {target}"):
         problems = check_folder(target)
+    _end(problems, f"{target}: every table is as its descriptor says")
+
+
+def _end(problems: list[str], well: str) -> None:
+    """Print the problems and exit with status 1, or say that all is well."""
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"{target}: every table is as its descriptor says")
+    typer.echo(well)
 
 
 def _committed() -> Path:

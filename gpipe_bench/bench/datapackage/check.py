@@ -16,13 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, CONFIGURATIONS, digest
-from gpipe_bench.results.schema import OF_RUNS, TABLES
-from gpipe_bench.results.tables import header_of, read_text
+from gpipe_bench.results.schema import OF_RUNS, TABLES, table_of
+from gpipe_bench.results.tables import companion_path, header_of, read_table, read_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _AT_MOST: Final = 20
+_SENT: Final = ("rows", "peers")
+"""Kinds of tables whose rows have a step time."""
+
+_SAME: Final = 0.01
+"""Part of the batch that throughput times step time may differ by, for numbers that were rounded."""
+
 _ORIGIN: Final = {
     "published": ("source",),
     "simulated": ("commit", "config_sha256", "profile"),
@@ -54,6 +60,44 @@ def check_folder(folder: Path) -> list[str]:
     return problems + _outdated(written, expected)
 
 
+def check_sent(path: Path) -> list[str]:
+    """Every problem of a table of measured rows that somebody sends, with its configurations beside it.
+
+    Beside types and limits of columns: each row that is ok says where it is from, was measured at a commit without
+    further changes, leads to its configuration, and its throughput is that of its batch and step time.
+
+    Raises:
+        ConfigError: the table or its configurations cannot be read, or values are not what their columns may hold.
+    """
+    table = read_text(path)
+    kind = table_of(list(table.columns), path)
+    if kind.name not in _SENT:
+        raise ConfigError([f"table must be one of rows, got {kind.name} in {path}; name <experiment>.csv itself"])
+    typed = read_table(path, kind.columns, kind=kind.name, key=kind.key)
+    beside = companion_path(path, CONFIGURATIONS)
+    known = read_text(beside)
+    if tuple(known.columns) != CONFIGURATION_COLUMNS:
+        raise ConfigError([f"configurations must have columns {CONFIGURATION_COLUMNS}, got others in {beside}"])
+    problems = [*_false_digests_of(known, beside.name), *_without_origin_of(table, path.name)]
+    ok = typed["status"] == "ok"
+    speed, step, batch = (typed[name] for name in ("throughput_samples_per_s", "step_time_ms", "batch_size"))
+    rules = {
+        "evidence must be measured": typed["evidence"] != "measured",
+        "dirty must be False": ok & ~(typed["dirty"] == False).fillna(False),  # noqa: E712 - values, not one truth
+        "commit must be 40 hexadecimal digits": ok & ~table["commit"].str.fullmatch("[0-9a-f]{40}"),
+        f"config_sha256 must be one of {beside.name}": ~table["config_sha256"].isin(known["config_sha256"]),
+        "step_time_ms must be there": ok & step.isna(),
+        "throughput_samples_per_s must be batch_size / step_time_ms": ok
+        & ((speed * step / 1e3 - batch).abs() > _SAME * batch).fillna(False),
+    }
+    for rule, broken in rules.items():
+        if len(lines := table.index[broken]):
+            more = f" and in {len(lines) - 1} more" if len(lines) > 1 else ""
+            value = table[rule.split()[0]][lines[0]]
+            problems.append(f"{path.name}, line {lines[0] + 2}{more}: {rule}, got {value or 'none'}; measure it again")
+    return problems
+
+
 def _invalid(path: Path) -> list[str]:
     """What Frictionless finds."""
     try:
@@ -73,24 +117,32 @@ def _invalid(path: Path) -> list[str]:
 def _false_digests(folder: Path) -> Iterator[str]:
     """Configurations that are not what their digest says."""
     for path, table in _tables(folder, f"*_{CONFIGURATIONS}.csv", [CONFIGURATION_COLUMNS]):
-        wrong = table[table["configuration"].map(digest) != table["config_sha256"]]
-        for line, key in wrong["config_sha256"].items():
-            place = f"{path.relative_to(folder).as_posix()}, line {int(str(line)) + 2}"
-            yield f"{place}: config_sha256 must be the digest of the configuration, got {key!r}; take it again"
+        yield from _false_digests_of(table, path.relative_to(folder).as_posix())
+
+
+def _false_digests_of(table: pd.DataFrame, place: str) -> Iterator[str]:
+    wrong = table[table["configuration"].map(digest) != table["config_sha256"]]
+    for line, key in wrong["config_sha256"].items():
+        where = f"{place}, line {int(str(line)) + 2}"
+        yield f"{where}: config_sha256 must be the digest of the configuration, got {key!r}; take it again"
 
 
 def _without_origin(folder: Path) -> Iterator[str]:
     """Columns of provenance that rows with values leave empty; companions lead to rows that have them."""
     for path, table in _tables(folder, "*.csv", [TABLES[name].columns for name in OF_RUNS]):
-        for evidence, members in table[table["status"] == "ok"].groupby("evidence", sort=False):
-            for name in _ORIGIN.get(str(evidence), ()):
-                own = members
-                if name in _OF_THIS_PROGRAM and "source" in members:
-                    own = members[members["source"] == ""]
-                if len(blank := own.index[own[name] == ""]):
-                    place = f"{path.relative_to(folder).as_posix()}, line {blank[0] + 2}"
-                    more = f" and in {len(blank) - 1} more" if len(blank) > 1 else ""
-                    yield f"{place}{more}: {name} must be given in a {evidence} row that is ok, got none; take it again"
+        yield from _without_origin_of(table, path.relative_to(folder).as_posix())
+
+
+def _without_origin_of(table: pd.DataFrame, place: str) -> Iterator[str]:
+    for evidence, members in table[table["status"] == "ok"].groupby("evidence", sort=False):
+        for name in _ORIGIN.get(str(evidence), ()):
+            own = members
+            if name in _OF_THIS_PROGRAM and "source" in members:
+                own = members[members["source"] == ""]
+            if len(blank := own.index[own[name] == ""]):
+                more = f" and in {len(blank) - 1} more" if len(blank) > 1 else ""
+                where = f"{place}, line {blank[0] + 2}{more}"
+                yield f"{where}: {name} must be given in a {evidence} row that is ok, got none; take it again"
 
 
 def _tables(folder: Path, pattern: str, headers: Sequence[tuple[str, ...]]) -> Iterator[tuple[Path, pd.DataFrame]]:

@@ -1,0 +1,94 @@
+"""The table of docs/leaderboard.md: the fastest measured run of each network on each machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from gpipe_bench.data import REFERENCE_FOLDER
+from gpipe_bench.results.configurations import CONFIGURATIONS
+from gpipe_bench.results.labels import PAPER, run_as
+from gpipe_bench.results.rows import TINY, PeerRow, Row
+from gpipe_bench.results.schema import TABLES
+from gpipe_bench.results.tables import companion_path, header_of, read_records, read_text
+
+HEADER: Final = (
+    *("machine", "network", "devices x partitions", "run as", "batch / m", "samples/s", "repeats", "PyTorch"),
+    "rows",
+)
+_MEASURED: Final = REFERENCE_FOLDER / "measured"
+_LOOPS: Final = ("plain", "loop")
+"""What contenders of the race are called that are no pipeline."""
+
+_SHOWN: Final = 4
+"""Arguments of a network that its line shows."""
+
+_OWN: Final = "gpipe_bench"
+
+
+def leaders(folder: Path = _MEASURED) -> list[list[str]]:
+    """A line per machine, network and number of partitions: the fastest setting by its median, and who ran it.
+
+    Of the race, tiny networks are left out, whose throughput means nothing, and loops, which are no pipelines.
+    """
+    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Row | PeerRow]]] = {}
+    known: dict[Path, dict[str, dict[str, Any]]] = {}
+    for path, row in _rows(folder):
+        board = (path.parent.name, row.model, row.model_args, row.device_count, row.partitions)
+        settings = known.setdefault(path, _configurations(path)).get(row.config_sha256, {})
+        precision = getattr(row, "precision", "") or settings.get("precision", "")
+        how = (path.name, _how(row), row.checkpoint, row.batch_size, row.chunks, row.processes, precision)
+        # Two settings of one table may differ in nothing else that is shown.
+        setting = (*how, row.variant, row.config_sha256)
+        groups.setdefault(board, {}).setdefault(setting, []).append(row)
+    lines = []
+    for board in sorted(groups):
+        machine, model, arguments, devices, partitions = board
+        how, own = max(groups[board].items(), key=lambda setting: median(_speeds(setting[1])))
+        name, label, checkpoint, batch, chunks, processes, precision, *_ = how
+        words = label if checkpoint == "never" else f"{label}, `{checkpoint}`"
+        words += f", {processes} processes" if processes and processes > 1 else ""
+        words += f", {precision}" if precision not in {"", "float32"} else ""
+        speeds = _speeds(own)
+        repeats = str(own[0].rounds) if isinstance(own[0], PeerRow) else str(len(own))
+        link = f"[{name}](../results/reference/measured/{machine}/{name})"
+        network = f"`{Path(model.partition(':')[0]).stem}` {' '.join(arguments.split(';')[:_SHOWN])}"
+        speed = f"{median(speeds):.1f}"
+        line = [machine, network, f"{devices} x {partitions}", words, f"{batch} / {chunks}", speed, repeats]
+        lines.append([*line, own[0].torch.partition("+")[0], link])
+    return lines
+
+
+def _rows(folder: Path) -> Iterator[tuple[Path, Row | PeerRow]]:
+    """Rows with a throughput, of runs and of races."""
+    for path in sorted(folder.glob("*/*.csv")):
+        header = tuple(header_of(path))
+        found: list[Row] | list[PeerRow] = []
+        if header in TABLES["rows"].headers:
+            found = read_records(path, (), Row)
+        elif header in TABLES["peers"].headers:
+            found = read_records(path, (), PeerRow)
+        for row in found:
+            other = isinstance(row, PeerRow) and (row.workload in TINY or row.contender.startswith(_LOOPS))
+            if row.status == "ok" and row.throughput_samples_per_s is not None and not other:
+                yield path, row
+
+
+def _configurations(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings of a table's rows by their digests."""
+    table = read_text(companion_path(path, CONFIGURATIONS))
+    return dict(zip(table["config_sha256"], table["configuration"].map(json.loads), strict=True))
+
+
+def _how(row: Row | PeerRow) -> str:
+    if isinstance(row, PeerRow):
+        return f"{row.contender} ({row.package})" if row.package != _OWN else row.contender
+    label = run_as(row) or row.source.rpartition(": ")[2]
+    return f"{label} `{row.variant}`" if label == PAPER else label
+
+
+def _speeds(rows: list[Row | PeerRow]) -> list[float]:
+    return [row.throughput_samples_per_s for row in rows if row.throughput_samples_per_s is not None]
