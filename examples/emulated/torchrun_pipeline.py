@@ -31,7 +31,7 @@ def main() -> None:
         x = torch.randn(given.chunks * given.width, given.width)
     module = nn.Sequential(*layers)
     stage = PipelineStage(module, rank, size, device)
-    schedule = Schedule1F1B(stage, n_microbatches=given.chunks, loss_fn=nn.functional.mse_loss)
+    schedule = Schedule1F1B(stage, given.chunks, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()

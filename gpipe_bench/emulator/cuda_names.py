@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpipe_bench.emulator import device_module
 from gpipe_bench.emulator.library import NAME, backend
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.profile import Profile
 
 _NS_PER_CYCLE: Final = 1
@@ -94,9 +95,8 @@ def _sleep(cycles: int) -> None:
 
 def _refused(name: str) -> Any:
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"a function of torch.cuda must be one that virtual devices have, got torch.cuda.{name}; leave it out"
-        )
+        text = "a function of torch.cuda must be one that virtual devices have"
+        raise ConfigError([f"{text}, got torch.cuda.{name}; leave it out"])
 
     return refuse
 

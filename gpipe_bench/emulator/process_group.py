@@ -484,4 +484,4 @@ def groups_replaced(rendezvous: Rendezvous, parts: list[Part]) -> Iterator[None]
 
 
 def _own_name(backend: Any) -> Any:
-    return backend if str(backend).lower() in {"gloo", "fake", "mpi"} else NAME
+    return backend if str(backend).lower() in {"gloo", "mpi"} else NAME
