@@ -44,6 +44,7 @@ NOT_RUN = {
     "python -m studies.peers": "wants the optional packages; tests/studies rehearse it",
     "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",
     "gpipe-bench report --results results/reference": "tests/report/test_sources.py renders the reference results",
+    "gpipe-bench judge gpipe_bench:1f1b": "minutes, and exit status 1 where an engine differs; tests/judge",
     "gpipe-bench playground": "serves until it is interrupted; tests/playground opens the page, exported, too",
     "gpipe-bench datapackage check": "17 s; tests/datapackage/test_check.py checks the reference results",
     "gpipe-bench datapackage take": "changes the reference results; tests/datapackage tries it on a copy",

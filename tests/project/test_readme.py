@@ -17,7 +17,8 @@ def test_it_is_short():
 
 
 def test_no_page_is_longer_than_250_lines():
-    assert {name: text.count("\n") for name, text in PAGES.items() if text.count("\n") > 250} == {}
+    by_hand = {name: text for name, text in PAGES.items() if "\nGenerated from " not in text}
+    assert {name: text.count("\n") for name, text in by_hand.items() if text.count("\n") > 250} == {}
 
 
 def test_question_commands_picture_installation_and_table_come_in_this_order():
