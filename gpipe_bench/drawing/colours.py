@@ -1,4 +1,4 @@
-"""The colours of tasks, the same in figures, report and playground.
+"""The colours and names of tasks, the same in figures, report and playground.
 
 Forward, recomputation and backward are sky, yellow and orange; of a backward pass that is split, I is the light orange
 and W is green. Any two of the five differ by 15 or more in CIELAB, and by 26 where no one is blue-yellow blind, with
@@ -16,6 +16,28 @@ ACTION_COLOURS: Final = {"F": "#56B4E9", "R": "#F0E442", "B": "#E0702B", "I": "#
 
 COPY_COLOURS: Final = {"copy": "#CC79A7", "copy_grad": "#8C4470", "portal": "#0072B2", "portal_grad": "#004065"}
 """Fill of each kind of copy; a gradient is darker than what it is the gradient of."""
+
+ACTION_WORDS: Final = {
+    "F": "forward",
+    "R": "recompute",
+    "B": "backward",
+    "I": "gradients of inputs",
+    "W": "gradients of weights",
+}
+"""What each kind of action is called."""
+
+KIND_WORDS: Final = {
+    "forward": ACTION_WORDS["F"],
+    "recompute": ACTION_WORDS["R"],
+    "backward": ACTION_WORDS["B"],
+    "backward_inputs": ACTION_WORDS["I"],
+    "backward_weights": ACTION_WORDS["W"],
+    "copy": "copy",
+    "copy_grad": "copy of a gradient",
+    "portal": "portal",
+    "portal_grad": "portal of a gradient",
+}
+"""What each kind of task of a recorded step is called."""
 
 KIND_COLOURS: Final = {
     "forward": ACTION_COLOURS["F"],

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
-from gpipe_bench.drawing.colours import KIND_COLOURS, later
+from gpipe_bench.drawing.colours import KIND_COLOURS, KIND_WORDS, later
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, blank, heading, legend
 from gpipe_bench.figures.schedules import ScheduleCell, read_cells
@@ -72,7 +72,7 @@ def _panels(steps: Sequence[ScheduleStep], width_in: float) -> Rows:
     longest_ms = max(event.end_us for step in steps for event in step.events) / 1000
     half = -(-len(steps) // _COLUMNS)
     kinds = [kind for kind in COMPUTE_KINDS if any(event.kind == kind for step in steps for event in step.events)]
-    handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind.replace("_", " ")) for kind in kinds]
+    handles = [Patch(facecolor=KIND_COLOURS[kind], label=KIND_WORDS[kind]) for kind in kinds]
     if any(len(step.placement) > step.cell.devices for step in steps):
         handles.append(Patch(facecolor=later(KIND_COLOURS[kinds[0]]), label="darker: second partition of the device"))
     handles.append(Patch(facecolor=_IDLE, label="idle"))

@@ -41,7 +41,7 @@ EVIDENCE_COLOURS: Final = {
     "measured": "#007A59",
     "simulated": OKABE_ITO["blue"],
     "emulated": "#A8477D",
-    "published": OKABE_ITO["black"],
+    "published": INK,
 }
 BADGE_COLOURS: Final = {**EVIDENCE_COLOURS, "computed": FAINT}
 """Colours of the badges: of the kinds of evidence, and of what arithmetic gives from values of one of these kinds."""

@@ -18,7 +18,7 @@ from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 
 from gpipe_bench.components import PUBLISHED
-from gpipe_bench.drawing.colours import KIND_COLOURS
+from gpipe_bench.drawing.colours import KIND_COLOURS, KIND_WORDS
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
 from gpipe_bench.figures.groups import setting_words
@@ -119,7 +119,7 @@ def _panels(runs: dict[str, Run], width_in: float) -> Rows:
             draw = partial(_draw, axis_us=axis_us, width_in=_CHART * width_in, last=last)
             rows.append([Panel(draw, step, min(natural, _HIGHEST_IN))])
     kinds = [kind for kind in KINDS if any(event.kind == kind for step in steps.values() for event in step.events)]
-    handles = [Patch(label=kind.replace("_", " "), **_look(kind, wide=True)) for kind in kinds]
+    handles = [Patch(label=KIND_WORDS[kind], **_look(kind, wide=True)) for kind in kinds]
     if kinds:
         rows.append(legend([*handles, Patch(facecolor=_GROUND["compute"], edgecolor="none", label="idle")], 8))
     return rows
@@ -197,7 +197,8 @@ def _look(kind: str, *, wide: bool) -> dict[str, Any]:
 def _number(axes: Axes, place: tuple[float, float], text: str, kind: str) -> None:
     """The micro-batch in the middle of its box, on the plain colour of it, since a hatch would run through it."""
     ground = {"facecolor": KIND_COLOURS[kind], "edgecolor": "none", "pad": 0.2}
-    ink = "white" if kind in _DARK else INK
+    # Black, not INK: the report makes INK light on a dark page, where boxes keep their colours.
+    ink = "white" if kind in _DARK else "black"
     axes.text(*place, text, ha="center", va="center_baseline", clip_on=True, color=ink, bbox=ground)
 
 

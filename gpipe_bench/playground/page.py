@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import gpipe_bench
-from gpipe_bench.drawing.colours import ACTION_COLOURS, LATER_PARTITION, TIMELINE_JS
+from gpipe_bench.drawing.colours import ACTION_COLOURS, ACTION_WORDS, LATER_PARTITION, TIMELINE_JS
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.playground.questions import ask
 from gpipe_bench.util.files import write_files
@@ -25,18 +25,11 @@ PYODIDE_FILES: Final = (
 _PARTS: Final = Path(__file__).with_name("parts")
 _PACKAGE: Final = Path(gpipe_bench.__file__).parent
 _SCRIPTS: Final = ("page.css", "page.js", "drawing.js", "engine.js", "settings.js")
-_WORDS: Final = {
-    "F": "forward",
-    "R": "recompute",
-    "B": "backward",
-    "I": "gradients of inputs",
-    "W": "gradients of weights",
-}
 
 
 def page_files() -> dict[str, bytes]:
     """The files of the page that asks a local server, by their names."""
-    colours = {"actions": ACTION_COLOURS, "words": _WORDS, "over": LATER_PARTITION}
+    colours = {"actions": ACTION_COLOURS, "words": ACTION_WORDS, "over": LATER_PARTITION}
     page = _with_data((_PARTS / "page.html").read_text(encoding="utf-8"), "colours", colours)
     files = {name: (_PARTS / name).read_bytes() for name in _SCRIPTS}
     return {"index.html": page.encode(), "timeline.js": TIMELINE_JS.read_bytes(), **files}

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import html
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 from gpipe_bench import __version__
+from gpipe_bench.drawing.colours import LATER_PARTITION, TIMELINE_JS
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.style import EVIDENCE_COLOURS
+from gpipe_bench.figures.style import BADGE_COLOURS
 from gpipe_bench.figures.tables import is_race, read_events, read_rows
+from gpipe_bench.report.pictures import PageFigure, page_figure, themed
 from gpipe_bench.report.sources import Source, find_sources
-from gpipe_bench.report.tables import PageTable, answers, page_table
+from gpipe_bench.report.tables import PageTable, answers, headline, page_table
 from gpipe_bench.report.timelines import EVENT_FIELDS, kinds, timeline_set
 from gpipe_bench.results.catalogue import DrawnFigure, figures_of, run_name
 from gpipe_bench.results.rows import EVIDENCE, Row
 from gpipe_bench.results.tables import read_text
 from gpipe_bench.util.files import write_files
-
-if TYPE_CHECKING:
-    pass
 
 Step = Callable[[int, int, str], None]
 
@@ -53,19 +50,6 @@ _OTHERS: Final = "More tables"
 
 _FACTS: Final = ("evidence", "device", "profile", "torch", "cuda", "driver", "python", "commit", "dirty", "source")
 _NAMED_AT_MOST: Final = 6
-
-
-@dataclass(frozen=True, slots=True)
-class PageFigure:
-    """A figure inside the page: its name, the evidence and hardware that it is of, the picture, and the caption."""
-
-    id: str
-    title: str
-    evidence: str
-    hardware: str
-    image: Markup
-    caption: str
-    table: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +108,13 @@ def write_report(results: Path, figures: Path | None, out: Path, step: Step = la
     asked = [row for path, own in rows.items() if path.stem in ("ablation", "rows") for row in own]
     evidence = [kind for text in texts.values() if "evidence" in text for kind in text["evidence"]]
     page = _render(
+        headline=headline(_comparable(asked)),
         answers=answers(_comparable(asked)),
         sections=sections,
-        styles=Markup("\n".join(f".{name} {{{style}}}" for style, name in styles.items())),  # noqa: S704 - of figures
+        styles=Markup("\n".join(f".{name} {{{themed(style)}}}" for style, name in styles.items())),  # noqa: S704
         origins=[origin(path, results) for path in paths],
         counts={kind: evidence.count(kind) for kind in EVIDENCE if kind in evidence},
-        timeline={"kinds": kinds(), "fields": EVENT_FIELDS, "sets": _timelines(sources, rows)},
+        timeline={"kinds": kinds(), "over": LATER_PARTITION, "fields": EVENT_FIELDS, "sets": _timelines(sources, rows)},
     )
     write_files({out: page})
     return out
@@ -157,7 +142,7 @@ def _sections(sources: Sequence[Source], texts: dict[Path, Any], styles: dict[st
             section(path.stem).tables.append(table)
         drawn = dict(_drawn(source))
         for path in source.images:
-            section(path.stem).figures.append(_figure(path, source, drawn.get(path.stem), styles))
+            section(path.stem).figures.append(page_figure(path, source, drawn.get(path.stem), styles))
     return [one for one in sections.values() if one.figures or one.tables]
 
 
@@ -167,42 +152,6 @@ def _drawn(source: Source) -> Iterator[tuple[str, DrawnFigure]]:
         for kind in [source.evidence] if source.evidence else EVIDENCE:
             for one in figures_of(path, kind):
                 yield one.name if source.evidence else run_name(one.name, kind), one
-
-
-def _figure(path: Path, source: Source, drawn: DrawnFigure | None, styles: dict[str, str]) -> PageFigure:
-    # As a part of the page, so that its text can be searched: without the prologue of a file, names of groups, which
-    # other figures have, too, and the font, which the page says once.
-    picture = path.read_text(encoding="utf-8")
-    caption = re.search(r"<dc:description>(.*?)</dc:description>", picture, flags=re.DOTALL)
-    picture = re.sub(r"<metadata>.*?</metadata>", "", picture[picture.index("<svg") :], flags=re.DOTALL)
-    picture = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", re.sub(r"\s*\n\s*", " ", picture)).replace("> <", "><")
-    picture = picture.replace("font-family: 'DejaVu Sans', Verdana, sans-serif; ", "")
-    # Paths are half of the page: no spaces around their letters, and no zeros at the ends of their numbers.
-    picture = re.sub(
-        r' d="[^"]*"',
-        lambda path: re.sub(r"(?<=\.\d)0(?!\d)|(?<=[\dz]) (?=[MLCQz])|(?<=[MLCQ]) ", "", path[0]),
-        picture,
-    )
-    # A few styles are those of thousands of elements, so the page says each once, as a class.
-    picture = re.sub(
-        r' style="([^"]*)"', lambda style: f' class="{styles.setdefault(style[1], f"s{len(styles)}")}"', picture
-    )
-    title = drawn.name if drawn else path.stem
-    return PageFigure(
-        id="-".join(filter(None, ("figure", source.place, path.stem))),
-        title=title.replace("_", " "),
-        evidence=drawn.evidence if drawn else source.evidence or _evidence_in(path.stem),
-        hardware=source.hardware,
-        image=Markup(picture),  # noqa: S704 - a figure of this project
-        caption=html.unescape(caption[1]) if caption else "",
-        table=str(drawn.table) if drawn else "",
-    )
-
-
-def _evidence_in(name: str) -> str:
-    """The evidence that a name of a file ends with; studies name the figures of a run like that, too."""
-    end = name.rpartition("_")[2]
-    return end if end in EVIDENCE else ""
 
 
 def _timelines(sources: Sequence[Source], rows: dict[Path, list[Row]]) -> list[dict[str, Any]]:
@@ -226,8 +175,9 @@ def _render(**words: Any) -> str:
     )
     # Styles and scripts of this package, put into the page as they are.
     parts = {name: Markup(loader.get_source(environment, name)[0]) for name in _PARTS}  # noqa: S704
+    parts["drawing.js"] = Markup(TIMELINE_JS.read_text(encoding="utf-8"))  # noqa: S704
     return environment.get_template("page.html").render(
-        colours=EVIDENCE_COLOURS, version=__version__, parts=parts, **words
+        colours=BADGE_COLOURS, version=__version__, parts=parts, **words
     )
 
 

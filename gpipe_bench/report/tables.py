@@ -16,7 +16,7 @@ import pandas as pd
 
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.groups import ordered_groups, setting_words
-from gpipe_bench.figures.text import TIMES, significant
+from gpipe_bench.figures.text import TIMES, listing, significant
 from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Group, Outcome
 from gpipe_bench.results.rows import Row
 
@@ -47,9 +47,10 @@ _LONGEST: Final = 90
 _FRACTION: Final = "_fraction"
 
 
-_ON_A_CPU: Final = (
-    "Ways to run on a CPU with one thread per operator: throughput over the plain loop, and peak memory "
-    "(where the reference rows ran, the plain module with all cores in each operator is faster: docs/peers.md)"
+_ON_A_CPU: Final = "Ways to run on a CPU: throughput over the plain loop, and peak memory"
+_ON_A_CPU_NOTE: Final = (
+    "Every operator uses one thread. Where the reference rows ran, the plain module with all cores in each operator is "
+    "faster: docs/peers.md."
 )
 
 
@@ -72,6 +73,7 @@ class PageTable:
         lines: a field per column in each.
         facts: what every line says alike.
         total: how many lines the file gives; ``lines`` are the first of them.
+        note: what a reader of the table must know.
     """
 
     title: str
@@ -80,6 +82,7 @@ class PageTable:
     lines: list[list[Field]]
     facts: list[str] = field(default_factory=list)
     total: int = 0
+    note: str = ""
 
 
 def page_table(title: str, table: pd.DataFrame) -> PageTable:
@@ -138,15 +141,47 @@ def answers(rows: Sequence[Row]) -> list[PageTable]:
     if on_cpu:
         ways = dict.fromkeys(outcome.variant for group in on_cpu for outcome in group.ordered())
         found.append(_table(_ON_A_CPU, on_cpu, list(ways)))
+        found[-1].note = _ON_A_CPU_NOTE
     return found
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """The answer in one sentence: what all published components bring, else the best way to run on a CPU.
+
+    Gains of one kind of evidence differ by autograd engine and hardware, so the sentence names both.
+    """
+    groups = ordered_groups(rows)
+    gains: dict[str, list[str]] = {}
+    model, first, last = "", PUBLISHED[0], PUBLISHED[-1]
+    for group in (group for group in groups if not isinstance(group, CpuGroup)):
+        ends = [group.outcomes[name].middle(THROUGHPUT) for name in (first, last) if name in group.outcomes]
+        model = model or group.head.model
+        if len(ends) == 2 and ends[0] and ends[1] and group.head.model == model:
+            words = f"{ends[1] / ends[0]:.2f} ({group.head.evidence})"
+            gains.setdefault(_place(group), []).append(words)
+    if gains:
+        where = [f"{listing(words)} times on {place}" for place, words in gains.items()]
+        parts = "ordered backward passes, copy streams and portals"
+        return f"With {parts}, a pipeline trains {model} faster: {'; '.join(where)}."
+    for group in groups:
+        ratios = {one.variant: ratio.median for one in group.ordered() if (ratio := group.ratio(one))}
+        if isinstance(group, CpuGroup) and ratios:
+            best = max(ratios, key=lambda name: ratios[name])
+            return f"On this CPU, {best} trains {group.head.model} {ratios[best]:.2f} times as fast as a plain loop."
+    return ""
+
+
+def _place(group: Group) -> str:
+    """The device and the autograd engine of a group."""
+    torch = "1.3" if "published" in (group.head.flavour, group.head.evidence) else "2"
+    return f"{(group.head.device or group.head.profile).removeprefix('cuda ')}, PyTorch {torch}"
 
 
 def _table(title: str, groups: Sequence[Group], variants: Sequence[str]) -> PageTable:
     lines = []
     for group in groups:
         cells = [_cell(group, group.outcomes.get(variant)) for variant in variants]
-        torch = "1.3" if "published" in (group.head.flavour, group.head.evidence) else "2"
-        name = f"{group.head.model} on {group.head.device or group.head.profile}, PyTorch {torch}"
+        name = f"{group.head.model} on {_place(group)}"
         lines.append([Field(group.head.evidence), Field(name, hint=setting_words(group.head)), *cells])
     return PageTable(title, "", ["evidence", "what and where", *variants], lines)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpipe_bench.components import PUBLISHED
-from gpipe_bench.drawing.colours import KIND_COLOURS
+from gpipe_bench.drawing.colours import KIND_COLOURS, KIND_WORDS
 from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.lanes import lane_keys, stack
 from gpipe_bench.figures.runs import Run, choose_run
@@ -22,12 +22,10 @@ EVENT_FIELDS: Final = (
 )
 """What the numbers of an event are, in order; ``kind`` and ``device`` are indices."""
 
-_LETTERS: Final = dict(zip(KINDS, "FRBIWCcPp", strict=True))
-
 
 def kinds() -> list[dict[str, str]]:
-    """Name, colour and letter of every kind of task, in the order of their indices."""
-    return [{"name": kind, "colour": KIND_COLOURS[kind], "letter": _LETTERS[kind]} for kind in KINDS]
+    """Name, words and colour of every kind of task, in the order of their indices."""
+    return [{"name": kind, "words": KIND_WORDS[kind], "colour": KIND_COLOURS[kind]} for kind in KINDS]
 
 
 def timeline_set(name: str, events: Sequence[RecordedEvent], rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -101,5 +99,18 @@ def _drawn(events: Sequence[TimelineEvent]) -> dict[str, Any]:
             ends = [event.bytes, devices.index(event.device), box.track, box.tracks]
             boxes.append([lane, KINDS.index(event.kind), event.microbatch, event.partition, *times, *ends])
     own = {j: [event for event in events if event.partition == j] for j, _ in keys}
-    lanes = [{"partition": j, "stream": stream, "device": computing_devices(own[j])} for j, stream in keys]
+    homes = {j: computing_devices(own[j]) for j, _ in keys}
+    depths = _depths(homes)
+    lanes = [{"partition": j, "stream": stream, "device": homes[j], "depth": depths[j]} for j, stream in keys]
     return {"span_us": round(span, 1), "devices": devices, "lanes": lanes, "events": boxes}
+
+
+def _depths(homes: Mapping[int, str]) -> dict[int, float]:
+    """From 0, the first partition of a device, to 1, the last one; 0 for all where no device has a partition alone.
+
+    Partitions on one device alone are those of threads, which take no turns.
+    """
+    shared = {j: [other for other in sorted(homes) if homes[other] == homes[j]] for j in homes}
+    if len({*homes.values()}) == 1:
+        return dict.fromkeys(homes, 0.0)
+    return {j: same.index(j) / max(len(same) - 1, 1) for j, same in shared.items()}

@@ -16,8 +16,12 @@ import pytest
 
 from gpipe_bench.cli import main
 from gpipe_bench.components import PUBLISHED
+from gpipe_bench.drawing.colours import ACTION_COLOURS, ACTION_WORDS, TIMELINE_JS
+from gpipe_bench.figures.style import BADGE_COLOURS, FAINT, INK
+from gpipe_bench.playground.page import page_files
 from gpipe_bench.report.page import write_report
-from gpipe_bench.report.tables import answers
+from gpipe_bench.report.pictures import themed
+from gpipe_bench.report.tables import answers, headline
 from gpipe_bench.report.timelines import EVENT_FIELDS
 from gpipe_bench.results.timeline import KINDS
 from tests.figures.synthetic import ablation_row, cpu_ways, event_records, step_events, write_events, write_rows
@@ -63,10 +67,14 @@ def text(page):
     return page.read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def data(text):
+def timelines_of(text):
     found = re.search(r'<script type="application/json" id="timeline-data">(.*?)</script>', text, re.DOTALL)
     return json.loads(found.group(1))
+
+
+@pytest.fixture(scope="module")
+def data(text):
+    return timelines_of(text)
 
 
 def test_the_committed_results_are_a_page_with_everything_in_it(tmp_path):
@@ -87,6 +95,12 @@ def test_the_committed_results_are_a_page_with_everything_in_it(tmp_path):
         *("35.0", "57.0", "57.0"),
     ]
     assert {"plain", "1f1b"} <= set(" ".join(found.tables["answer-2"]).split())
+    # In zb_v the second half of the partitions lies on the devices of the first, and is darker, as on the playground.
+    sets = timelines_of(path.read_text(encoding="utf-8"))["sets"]
+    v_shaped = next(run for one in sets for run in one["runs"] if run["name"] == "zb_v" and len(run["devices"]) > 1)
+    depths = {lane["partition"]: lane["depth"] for lane in v_shaped["lanes"]}
+    assert depths == {j: float(j >= len(depths) / 2) for j in depths}
+    assert {lane["depth"] for lane in sets[0]["runs"][0]["lanes"]} == {0}
 
 
 def test_nothing_is_loaded_from_elsewhere(text):
@@ -109,7 +123,7 @@ def test_the_answer_has_a_line_per_evidence_and_autograd_engine(text):
     answer = Parsed(text).tables["answer-1"]
     assert [word for word in answer if ", PyTorch" in word] == [
         "testnet on cpu Imaginary 9000, PyTorch 1.3",
-        *("testnet on cuda Imaginary H9, PyTorch 1.3", "testnet on cuda Imaginary H9, PyTorch 2"),
+        *("testnet on Imaginary H9, PyTorch 1.3", "testnet on Imaginary H9, PyTorch 2"),
         "testnet on cpu Imaginary 9000, PyTorch 2",
     ]
     assert "59.0 samples/s\n1.90\u00d7\n23.0 GiB (0.46\u00d7)" in answer
@@ -117,11 +131,56 @@ def test_the_answer_has_a_line_per_evidence_and_autograd_engine(text):
 
 def test_the_answer_of_a_cpu_is_the_ways_to_run():
     (table,) = answers(cpu_ways())
-    assert "the plain module with all cores in each operator is faster" in table.title
+    assert table.title == "Ways to run on a CPU: throughput over the plain loop, and peak memory"
+    assert "the plain module with all cores in each operator is" in table.note
     assert table.header[2:4] == ["plain loop", "micro-batch loop"]
     (line,) = table.lines
     assert line[table.header.index("1f1b")].text.startswith("180 samples/s\n1.80\u00d7 [")
     assert line[table.header.index("zb_v")].text == "error"
+
+
+def test_the_page_opens_with_one_sentence_and_two_timelines(text):
+    (head,) = re.findall(r"<h1>(.*?)</h1>", text)
+    assert head == (
+        "With ordered backward passes, copy streams and portals, a pipeline trains testnet faster: "
+        "1.90 (published) times on cpu Imaginary 9000, PyTorch 1.3; "
+        "1.00 (simulated) times on Imaginary H9, PyTorch 1.3; "
+        "1.00 (simulated) times on Imaginary H9, PyTorch 2."
+    )
+    places = [text.index(f'<section id="{name}"') for name in ("timelines", "words", "answer")]
+    assert places == sorted(places)
+    assert headline(cpu_ways()) == "On this CPU, 1f1b trains testnet 1.80 times as fast as a plain loop."
+    assert headline([]) == ""
+
+
+def test_report_and_playground_draw_with_one_script(text, data):
+    assert TIMELINE_JS.read_text(encoding="utf-8") in text
+    assert page_files()["timeline.js"] == TIMELINE_JS.read_bytes()
+    assert [kind["words"] for kind in data["kinds"]][:5] == [*ACTION_WORDS.values()]
+    assert [kind["colour"] for kind in data["kinds"]][:5] == [*ACTION_COLOURS.values()]
+
+
+def contrast(colour, other):
+    parts = [[int(one[start : start + 2], 16) / 255 for start in (1, 3, 5)] for one in (colour, other)]
+    lights = [
+        sum(
+            weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+            for weight, part in zip((0.2126, 0.7152, 0.0722), one, strict=True)
+        )
+        for one in parts
+    ]
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+@pytest.mark.parametrize("colour", [*BADGE_COLOURS.values(), INK, FAINT])
+def test_words_of_figures_can_be_read_on_the_dark_page(colour):
+    dark = re.search(r"light-dark\(#\w+, (#\w+)\)", themed(f"font-size: 7px; fill: {colour.lower()}"))[1]
+    assert contrast(dark, "#171717") >= 4.5
+
+
+def test_areas_and_white_words_keep_their_colours():
+    assert themed("fill: #56b4e9") == "fill: #56b4e9"
+    assert themed("font-size: 7px; fill: #ffffff") == "font-size: 7px; fill: #ffffff"
 
 
 def test_what_tables_say_cannot_become_markup(text):
@@ -154,7 +213,7 @@ def test_schedules_are_told_apart_by_their_names_and_stand_after_ablations(tmp_p
         known = {row.cell for row in own}
         write_events(tmp_path / "results" / f"{name}_events.csv", [one for one in events if one["cell"] in known])
     shown = write_report(tmp_path / "results", None, tmp_path / "report.html").read_text(encoding="utf-8")
-    sets = json.loads(re.search(r'id="timeline-data">(.*?)</script>', shown, re.DOTALL).group(1))["sets"]
+    sets = timelines_of(shown)["sets"]
     assert [one["name"] for one in sets] == ["ablation, simulated", "a schedules, simulated"]
     assert [run["name"] for run in sets[1]["runs"]] == ["1f1b", "1f1b in 2 processes", "zb_h1"]
 
@@ -197,6 +256,17 @@ def test_runs_are_chosen_and_figures_enlarged(page, width, scheme):
         tab.keyboard.press("Escape")
         assert tab.locator("#viewer").is_hidden()
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        if width < 500:
+            ends = "[...document.querySelectorAll('#answer td, nav a')].map((one) => one.getBoundingClientRect().right)"
+            assert max(tab.evaluate(ends)) <= width
+        # The first forward task has the colour that it has on the playground.
+        tab.select_option("#timeline-set", index=0)
+        spot = """() => {
+            const canvas = document.querySelector("#timeline-canvas"), pen = canvas.getContext("2d");
+            const left = (canvas.clientWidth < 560 ? 44 : 128) + 2;
+            return [...pen.getImageData(left * devicePixelRatio, 26 * devicePixelRatio, 1, 1).data].slice(0, 3);
+        }"""
+        assert "#{:02X}{:02X}{:02X}".format(*tab.evaluate(spot)) == ACTION_COLOURS["F"]
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
         assert faults == []

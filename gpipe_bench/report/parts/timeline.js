@@ -2,6 +2,7 @@
 // The interactive timeline: one or two runs on one axis of time, drawn on a canvas.
 // What is shown stands in data attributes of #timeline, so that a script can read it: from, to, variant, other, drawn.
 (() => {
+  const { drawAxis, drawBoxes, drawIdle, fit, FONT, later, scale } = timelineDrawing;
   const data = JSON.parse(document.getElementById("timeline-data").textContent);
   const find = (id) => document.getElementById(`timeline${id ? `-${id}` : ""}`);
   const [root, canvas, tip] = [find(), find("canvas"), find("tip")];
@@ -12,7 +13,7 @@
     return Object.fromEntries(["ink", "faint", "idle", "grid", "selected"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
   };
   let colour = {};
-  const NARROW = 560, RIGHT = 12, LANE = { compute: 26, copy: 18 }, GAP = 7, TITLE = 22, AXIS = 30;
+  const NARROW = 560, RIGHT = 12, LANE = { compute: 26, copy: 18 }, GAP = 7, TITLE = 22, AXIS = 30, ROUND = 3;
   const SHORTEST_US = 1;
   const state = { set: data.sets[0], runs: [], from: 0, to: 1, hover: null, places: [] };
 
@@ -20,8 +21,8 @@
   const narrow = () => canvas.clientWidth < NARROW;
   const left = () => (narrow() ? 44 : 128);
   const width = () => canvas.clientWidth - left() - RIGHT;
-  const x = (time) => left() + ((time - state.from) / (state.to - state.from)) * width();
-  const time = (pixel) => state.from + ((pixel - left()) / width()) * (state.to - state.from);
+  const axis = () => scale(state, left(), left() + width());
+  const time = (pixel) => axis().time(pixel);
 
   // Three digits in the unit that fits.
   const unit = (length) => (length >= 2e6 ? [1e6, "s"] : length >= 2e3 ? [1e3, "ms"] : [1, "µs"]);
@@ -52,106 +53,63 @@
     return top + AXIS;
   }
 
+  // Where a task is drawn, for the pointer and for the outline of what it is on.
   function box(place, event) {
-    const lane = place.lanes[event[at.lane]];
-    const height = lane.height / event[at.tracks];
-    const start = x(event[at.start_us]);
+    const lane = place.lanes[event[at.lane]], height = lane.height / event[at.tracks], start = axis().x(event[at.start_us]);
     return {
-      left: start, width: Math.max(x(event[at.end_us]) - start, 0.75),
-      top: lane.top + event[at.track] * height + 1, height: height - 2,
+      left: start, width: Math.max(axis().x(event[at.end_us]) - start, 0.75), top: lane.top + event[at.track] * height, height,
     };
   }
 
-  function drawRun(pen, place) {
+  function boxesOf(run, index) {
+    const over = run.lanes[index].depth;
+    return run.events.filter((event) => event[at.lane] === index).map((event) => {
+      const own = data.kinds[event[at.kind]].colour;
+      return {
+        start: event[at.start_us], end: event[at.end_us], colour: over ? later(own, over, data.over) : own,
+        text: `${event[at.microbatch]}`, track: event[at.track], tracks: event[at.tracks],
+      };
+    });
+  }
+
+  function drawRun(pen, where, place) {
     const { run, lanes } = place;
-    const edge = left();
     pen.fillStyle = colour.ink;
-    pen.font = "bold 12px sans-serif";
+    pen.font = `bold 12px ${FONT}`;
     pen.textAlign = "left";
-    pen.fillText(`${run.name}: ${duration(run.span_us)}`, 0, place.title + 14);
-    pen.font = "11px sans-serif";
-    const right = edge + width();
-    const end = Math.min(Math.max(x(run.span_us), edge), right);
-    const start = Math.min(Math.max(x(0), edge), right);
+    pen.fillText(`${run.name}: ${duration(run.span_us)}`, 0, place.title + 10);
     run.lanes.forEach((lane, index) => {
       const first = !index || lane.partition !== run.lanes[index - 1].partition;
-      pen.fillStyle = first ? colour.ink : colour.faint;
       const label = !first ? lane.stream : narrow() ? `part. ${lane.partition}` : `partition ${lane.partition}, ${lane.device}`;
-      pen.fillText(label, 0, lanes[index].top + lanes[index].height / 2 + 4, edge - 6);
-      pen.fillStyle = colour.idle;
-      pen.fillRect(start, lanes[index].top, end - start, lanes[index].height);
+      pen.font = `11px ${FONT}`;
+      pen.textAlign = "left";
+      pen.fillStyle = first ? colour.ink : colour.faint;
+      pen.fillText(label, 0, lanes[index].top + lanes[index].height / 2, left() - 6);
+      drawIdle(pen, where, lanes[index], run.span_us, colour.idle, ROUND);
     });
     pen.save();
     pen.beginPath();
-    pen.rect(edge, place.title, width(), lanes.at(-1).top + lanes.at(-1).height - place.title + 1);
+    pen.rect(where.left, place.title, where.right - where.left, lanes.at(-1).top + lanes.at(-1).height - place.title + 1);
     pen.clip();
-    let drawn = 0;
-    for (const event of run.events) {
-      if (event[at.end_us] < state.from || event[at.start_us] > state.to) continue;
-      const kind = data.kinds[event[at.kind]];
-      const { left: start, top, width: wide, height } = box(place, event);
-      pen.fillStyle = kind.colour;
-      pen.fillRect(start, top, wide, height);
-      drawn += 1;
-      if (wide > 3) {
-        pen.strokeStyle = "#00000055";
-        pen.lineWidth = 1;
-        pen.strokeRect(start + 0.5, top + 0.5, wide - 1, height - 1);
-      }
-      const word = `${kind.letter}${event[at.microbatch]}`;
-      if (wide > 9 * word.length && height > 10) {
-        pen.fillStyle = ["copy_grad", "portal", "portal_grad"].includes(kind.name) ? "#ffffff" : "#000000";
-        pen.textAlign = "center";
-        // In the part of the box that can be seen.
-        const middle = (Math.max(start, edge) + Math.min(start + wide, right)) / 2;
-        pen.fillText(word, middle, top + height / 2 + 4);
-        pen.textAlign = "left";
-      }
-      if (state.hover && state.hover.event === event) {
-        pen.strokeStyle = colour.selected;
-        pen.lineWidth = 2.5;
-        pen.strokeRect(start, top, wide, height);
-      }
+    const drawn = lanes.reduce((sum, lane, index) => sum + drawBoxes(pen, where, lane, boxesOf(run, index), { round: ROUND }), 0);
+    if (state.hover && state.hover.run === run) {
+      const spot = box(place, state.hover.event);
+      pen.strokeStyle = colour.selected;
+      pen.lineWidth = 2.5;
+      pen.strokeRect(spot.left, spot.top, spot.width, spot.height);
     }
     pen.restore();
     return drawn;
   }
 
-  function drawAxis(pen, bottom) {
-    const length = state.to - state.from;
-    const [scale, name] = unit(length);
-    const rough = length / Math.max(width() / 90, 1);
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough);
-    pen.strokeStyle = colour.grid;
-    pen.fillStyle = colour.ink;
-    pen.lineWidth = 1;
-    pen.textAlign = "center";
-    const digits = Math.max(0, -Math.floor(Math.log10(step / scale) + 1e-9));
-    for (let tick = Math.ceil(state.from / step) * step; tick <= state.to; tick += step) {
-      pen.beginPath();
-      pen.moveTo(Math.round(x(tick)) + 0.5, TITLE);
-      pen.lineTo(Math.round(x(tick)) + 0.5, bottom - AXIS + 6);
-      pen.stroke();
-      pen.fillText((tick / scale).toFixed(digits), x(tick), bottom - AXIS + 20);
-    }
-    pen.textAlign = "left";
-    pen.fillText(name, 0, bottom - AXIS + 20);
-  }
-
   function draw() {
-    const height = layOut();
+    const height = layOut(), { pen } = fit(canvas, height), where = axis();
     colour = colours();
-    const ratio = window.devicePixelRatio || 1;
-    canvas.style.height = `${height}px`;
-    canvas.width = Math.round(canvas.clientWidth * ratio);
-    canvas.height = Math.round(height * ratio);
-    const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
-    pen.clearRect(0, 0, canvas.clientWidth, height);
-    pen.font = "11px sans-serif";
-    drawAxis(pen, height);
-    const drawn = state.places.reduce((sum, place) => sum + drawRun(pen, place), 0);
+    const [size, name] = unit(state.to - state.from);
+    const inUnits = scale({ from: state.from / size, to: state.to / size }, where.left, where.right);
+    drawAxis(pen, inUnits, height - AXIS + 6, { colour: colour.ink, grid: { colour: colour.grid, top: TITLE } });
+    pen.fillText(name, 0, height - AXIS + 18);
+    const drawn = state.places.reduce((sum, place) => sum + drawRun(pen, where, place), 0);
     Object.assign(root.dataset, {
       from: state.from, to: state.to, drawn, set: state.set.name,
       variant: state.runs[0].name, other: state.runs[1] ? state.runs[1].name : "",
@@ -175,7 +133,7 @@
     const lane = run.lanes[event[at.lane]];
     const times = `${duration(event[at.start_us])} to ${duration(event[at.end_us])}, for ${duration(event[at.end_us] - event[at.start_us])}`;
     return [
-      `${data.kinds[event[at.kind]].name} of micro-batch ${event[at.microbatch]}, partition ${event[at.partition]}`,
+      `${data.kinds[event[at.kind]].words} of micro-batch ${event[at.microbatch]}, partition ${event[at.partition]}`,
       `${run.devices[event[at.device]]}, ${lane.stream} stream`,
       times,
       event[at.issue_us] < 0
@@ -248,7 +206,7 @@
   find("kinds").append(...data.kinds.filter((_, index) => used.has(index)).map((kind) => {
     const [entry, patch] = [document.createElement("span"), document.createElement("i")];
     patch.style.background = kind.colour;
-    entry.append(patch, `${kind.letter} ${kind.name.replace("_grad", " of a gradient").replace("_", " ")}`);
+    entry.append(patch, kind.words);
     return entry;
   }));
 
