@@ -16,7 +16,7 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Figure, Panel, Rows, Selection, across, heading, legend, note
 from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, RULE
 from gpipe_bench.figures.tables import read_beside
-from gpipe_bench.figures.text import TIMES, significant
+from gpipe_bench.figures.text import NAIVE, TIMES, significant
 from gpipe_bench.results.rows import EVIDENCE, Row
 from gpipe_bench.results.tables import frame_of, read_text
 
@@ -78,7 +78,8 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     handles = [Line2D([], [], linestyle="none", label=kind, **_MARKS[kind]) for kind in kinds]
     gains = "; then both over the first row" if metric == _SPEED else ""
     words = f"Right: {drawn} over published, minus 1{gains}. n: partitions, m: micro-batches."
-    return [*across(parts), legend(handles, len(handles)), note(words, width_in)]
+    naive = f" {NAIVE}" if any(row.chunks == 1 and (row.partitions or 1) > 1 for row in rows) else ""
+    return [*across(parts), legend(handles, len(handles)), note(words + naive, width_in)]
 
 
 def _model(rows: Sequence[Row], metric: str, drawn: str, width_in: float) -> Rows:

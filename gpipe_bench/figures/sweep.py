@@ -21,9 +21,9 @@ from matplotlib.patches import Rectangle
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, note
 from gpipe_bench.figures.points import Point, Series, points_of, series_of
-from gpipe_bench.figures.style import INK
+from gpipe_bench.figures.style import INK, OKABE_ITO
 from gpipe_bench.figures.tables import read_selected
-from gpipe_bench.figures.text import listing, significant
+from gpipe_bench.figures.text import NAIVE, listing, significant
 from gpipe_bench.results.rows import Row
 
 _ROW_IN: Final = 0.125
@@ -78,7 +78,9 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
             if absent := _absent(series):
                 found.append(note(absent, width_in))
     words = "Frame: the fastest cell of its row of maps, and its memory. Memory: reserved by all devices together. "
-    return [*found, note(f"{words}A dash: no value; the step does not fit the memory, or did not run.", width_in)]
+    words += "A dash: no value; the step does not fit the memory, or did not run."
+    naive = f" {NAIVE}" if any(row.chunks == 1 and (row.partitions or 1) > 1 for row in rows) else ""
+    return [*found, note(words + naive, width_in)]
 
 
 def _finding(model: str, shown: Sequence[Series]) -> str:
@@ -94,16 +96,17 @@ def _finding(model: str, shown: Sequence[Series]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Quantity:
-    """What the numbers of a row of maps are: its name, its colours, and the value of a point."""
+    """What the numbers of a row of maps are: name, colours, the colour of a frame on them, and the value of a point."""
 
     name: str
     colours: str
+    frame: str
     value: Callable[[Point], float | None]
 
 
 _QUANTITIES: Final = (
-    _Quantity("samples/s", "cividis", attrgetter("throughput")),
-    _Quantity("GiB", "YlOrBr", attrgetter("memory_gib")),
+    _Quantity("samples/s", "cividis", OKABE_ITO["vermilion"], attrgetter("throughput")),
+    _Quantity("GiB", "YlOrBr", OKABE_ITO["blue"], attrgetter("memory_gib")),
 )
 
 
@@ -182,7 +185,8 @@ def _draw(axes: Axes, shown: _Map, *, first: bool, bottom: bool) -> None:
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=ground, linewidth=0))
         axes.text(x, y, _short(value), ha="center", va="center_baseline", color=_ink(ground))
         if point is shown.best:
-            frame = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor="#D55E00", linewidth=1.6, zorder=4)
+            edge = shown.quantity.frame
+            frame = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor=edge, linewidth=1.6, zorder=4)
             axes.add_patch(frame)
             frame.set_clip_on(False)
 

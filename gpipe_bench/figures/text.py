@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
@@ -71,6 +72,10 @@ def percent(share: float) -> str:
 def times(ratio: float) -> str:
     """A ratio with two decimals and the sign of a product."""
     return f"{ratio:.2f}{TIMES}"
+
+
+NAIVE: Final = "m = 1 is naive model parallelism: one device works at a time."
+"""What a figure says where one of its cells has a single micro-batch on several devices."""
 
 
 def listing(names: Sequence[str]) -> str:

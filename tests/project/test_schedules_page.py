@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpipe_bench.schedules import SCHEDULES, check, drawn, named_schedule
-from scripts.draw_schedules import PICTURE, drawn_schedules
+from scripts.draw_schedules import CYCLES, PICTURE, drawn_cycles, drawn_schedules
 from tests.project.pages import PAGES, blocks
 
 PAGE = PAGES["docs/schedules.md"]
@@ -22,6 +22,15 @@ def test_the_picture_is_drawn_by_the_code():
 
 def test_the_timelines_are_drawn_by_the_code():
     assert PICTURE.read_text(encoding="utf-8") == drawn_schedules(), "run: python -m scripts.draw_schedules"
+    assert CYCLES.read_text(encoding="utf-8") == drawn_cycles(), "run: python -m scripts.draw_schedules"
+
+
+def test_naive_model_parallelism_stands_above_the_clock_cycles():
+    # By hand: three partitions take 5 forward and 10 backward one after the other; cut in five, 7 cycles of 1 and of 2.
+    text = drawn_cycles()
+    assert f"{45 / 21:.2f} times as fast" in text
+    assert re.findall(r"bubble (\d+) %", text) == ["67", "29"]
+    assert "computed" in text.lower()
 
 
 def test_the_timelines_have_a_panel_for_every_schedule():
