@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+from scripts.build_pages import slug
 from tests.project.tree import ROOT
 
 PAGES = {
@@ -38,12 +39,6 @@ def parts(line: str) -> list[list[str]]:
 def commands(text: str) -> list[list[str]]:
     """Words of each command of a page, in order."""
     return [words for line in lines(text) for words in parts(line)]
-
-
-def slug(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
-    plain = re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading.strip().lower())
-    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
 
 
 def anchors(path: Path) -> set[str]:
