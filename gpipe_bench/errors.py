@@ -26,6 +26,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = [
+    "BalanceError",
+    "CompilerError",
+    "ConfigError",
+    "DeviceCountError",
+    "GpipeBenchError",
+    "OutOfMemory",
+    "OutputError",
+    "PeerError",
+    "PlacementError",
+    "RandomnessError",
+    "ReductionWarning",
+    "ScheduleError",
+    "SkipLayoutError",
+    "SkipUsageError",
+    "TraceError",
+    "UnsupportedError",
+]
+
 
 def text_of(error: BaseException) -> str:
     """The class of an error and its text. The ``__str__`` of a user's class may fail: then the text says so."""

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Final
 
 from gpipe_bench.data import REFERENCE_FOLDER
+from gpipe_bench.models.table import MODELS, format_arguments, parse_arguments
 from gpipe_bench.results.configurations import CONFIGURATIONS
 from gpipe_bench.results.labels import PAPER, run_as
 from gpipe_bench.results.rows import TINY, PeerRow, Row
@@ -37,7 +38,7 @@ def leaders(folder: Path = _MEASURED) -> list[list[str]]:
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Row | PeerRow]]] = {}
     known: dict[Path, dict[str, dict[str, Any]]] = {}
     for path, row in _rows(folder):
-        board = (path.parent.name, row.model, row.model_args, row.device_count, row.partitions)
+        board = (path.parent.name, row.model, _arguments(row), row.device_count, row.partitions)
         settings = known.setdefault(path, _configurations(path)).get(row.config_sha256, {})
         precision = getattr(row, "precision", "") or settings.get("precision", "")
         how = (path.name, _how(row), row.checkpoint, row.batch_size, row.chunks, row.processes, precision)
@@ -81,6 +82,13 @@ def _configurations(path: Path) -> dict[str, dict[str, Any]]:
     """The settings of a table's rows by their digests."""
     table = read_text(companion_path(path, CONFIGURATIONS))
     return dict(zip(table["config_sha256"], table["configuration"].map(json.loads), strict=True))
+
+
+def _arguments(row: Row | PeerRow) -> str:
+    """All arguments of a network of the suite in one form: a race states those alone that it sets."""
+    if row.model not in MODELS:
+        return row.model_args
+    return format_arguments(parse_arguments(row.model, row.model_args))
 
 
 def _how(row: Row | PeerRow) -> str:

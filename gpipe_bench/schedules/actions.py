@@ -19,6 +19,7 @@ from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
 
 KINDS: Final = ("F", "R", "B", "I", "W")
+"""Kinds of actions: forward, recomputation, backward, and the halves of a backward: of the inputs, of the weights."""
 
 
 class Action(NamedTuple):

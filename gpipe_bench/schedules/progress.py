@@ -32,6 +32,8 @@ from typing import Final, NamedTuple
 from gpipe_bench.errors import ScheduleError
 
 CHANNELS: Final = ("gloo", "group", "pair", "direction", "edge")
+"""Which messages wait for each other; :func:`stuck` takes one of them."""
+
 _SHOWN: Final = 3
 
 

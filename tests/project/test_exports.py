@@ -36,6 +36,7 @@ EXPORTS = {
         "measure_layers",
         "split_min_max",
     ],
+    "gpipe_bench.models": ["MODELS", "cut_network", "from_original", "original", "to_original"],
     "gpipe_bench.components": ["Components", "PUBLISHED"],
     "gpipe_bench.results.rows": ["EVIDENCE", "PeerRow", "Record", "Row", "SCHEMA_VERSION", "STATUSES"],
     "gpipe_bench.schedules.cycles": [

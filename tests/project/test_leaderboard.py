@@ -35,6 +35,8 @@ def test_every_machine_of_the_reference_results_has_lines():
     lines = leaders()
     assert {line[MACHINE] for line in lines} == {path.name for path in (REFERENCE_FOLDER / "measured").iterdir()}
     assert len({tuple(line) for line in lines}) == len(lines)
+    places = [tuple(line[: PLACES + 1]) for line in lines]
+    assert len(set(places)) == len(places), "a network is listed twice on one machine"
     (h100,) = [line for line in lines if line[MACHINE].startswith("1x-nvidia-h100") and "size=192" in line[NETWORK]]
     assert "`dep-str-ptl`" in h100[RUN]
     assert h100[REPEATS] == "2"

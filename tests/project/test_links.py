@@ -10,7 +10,8 @@ from tests.project.pages import PAGES, anchors
 from tests.project.tree import ROOT
 
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)|<img[^>]*?src=\"(?!https?:)([^\"]+)\"", re.DOTALL)
-CHECKED = {**PAGES, **{name: (ROOT / name).read_text() for name in ("CHANGELOG.md", "results/reference/README.md")}}
+OTHERS = ("CHANGELOG.md", "results/reference/README.md", *(f"docs/api/{path.name}" for path in ROOT.glob("docs/api/*")))
+CHECKED = {**PAGES, **{name: (ROOT / name).read_text() for name in OTHERS}}
 
 
 def links(page: str) -> list[str]:
@@ -37,8 +38,8 @@ def test_images_have_words_for_those_who_do_not_see_them(page):
 
 def test_the_index_has_every_page():
     listed = {link for link in links("docs/README.md") if link.endswith(".md")}
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert {f"{name}" for name in pages} <= listed
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")} - {"README.md"}
+    assert pages <= listed
 
 
 def test_pictures_are_shown():
