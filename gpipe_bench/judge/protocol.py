@@ -30,6 +30,8 @@ class Setup:
         per_device: partitions on each device.
         defaults: whether the adapter leaves every option that the engine has a default for.
         replicas: pipelines that share a batch; each has n processes.
+        cut: layers per partition; empty: see :meth:`balance`.
+        devices: a name for each device; empty: all are the CPU.
     """
 
     n: int
@@ -38,6 +40,13 @@ class Setup:
     per_device: int = 1
     defaults: bool = False
     replicas: int = 1
+    cut: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[str]:
+        """The name of each device."""
+        return [*self.devices] or ["cpu"] * self.n
 
     @property
     def partitions(self) -> int:
@@ -45,9 +54,9 @@ class Setup:
         return self.n * self.per_device
 
     def balance(self, layers: int) -> list[int]:
-        """Layers per partition; the partition in the middle has those that are left over."""
+        """Layers per partition: the cut, or one each, and those that are left over in the middle."""
         n = self.partitions
-        return [1 + (layers - n if j == n // 2 else 0) for j in range(n)]
+        return [*self.cut] or [1 + (layers - n if j == n // 2 else 0) for j in range(n)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class PeerCase:
         """How many processes a contender has."""
         if contender.process_per_device:
             return self.partitions
-        return self.loops if contender.option == "loops" else 1
+        return self.loops if contender.kind == "loops" else 1
 
     def partition_devices(self) -> list[str]:
         """The device of each partition: neighbours share one when there are fewer devices than partitions."""

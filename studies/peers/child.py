@@ -6,7 +6,6 @@ contender alone.
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import threading
@@ -28,7 +27,7 @@ import gpipe_bench
 from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.measure.environment import environment_facts
 from studies.peers.cases import PeerCase
-from studies.peers.seat import Seat, Step
+from studies.peers.seat import Seat, Step, build
 from studies.peers.workloads import make_work
 
 _TIMEOUT: Final = timedelta(seconds=60)
@@ -80,7 +79,7 @@ def open_case(seat: Seat, store: str) -> str:
         backend = "gloo" if case.device == "cpu" else "nccl"
         store = f"file://{store}"
         dist.init_process_group(backend, init_method=store, rank=seat.rank, world_size=seat.ranks, timeout=_TIMEOUT)
-    step: Step = importlib.import_module(f"studies.peers.contenders.{contender.kind}").build(seat)
+    step = build(seat)
     # The first step agrees on shapes and opens connections.
     step()
     _steps.append(step)

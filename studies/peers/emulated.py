@@ -198,21 +198,20 @@ def _step(case: EmulatedCase) -> Callable[[], None]:
 
 def _pipe(case: EmulatedCase, model: Any, places: Sequence[Any]) -> Any:
     from gpipe_bench import GPipe
-    from gpipe_bench.judge.skips import carried, translated
+    from gpipe_bench.judge.skips import carried
 
     components = Components.from_label(case.variant)
     options: dict[str, Any] = {"devices": places, "chunks": case.chunks, "checkpoint": "except_last"}
     if case.contender == _ENGINE:
         return GPipe(model.to_empty(device=places[0]), list(case.balance), components=components, **options)
-    from studies.peers.contenders.torchgpipe import PIPES
+    from gpipe_bench.judge.adapters.torchgpipe import PIPES, pipe_of
     from studies.peers.virtual_streams import on_virtual_devices
 
-    home, name = PIPES[case.contender]
+    home, _ = PIPES[case.contender]
     on_virtual_devices(home)
-    modules: list[Any] = [importlib.import_module(f"{home}{part}") for part in ("", ".pipeline", ".skip")]
-    package, pipeline, skip = modules
-    layers = translated(model, skip) if components.portals else carried(model)
-    pipe = getattr(package, name)(layers.to_empty(device=places[0]), list(case.balance), **options)
+    pipeline: Any = importlib.import_module(f"{home}.pipeline")
+    layers = (model if components.portals else carried(model)).to_empty(device=places[0])
+    pipe: Any = pipe_of(case.contender, layers, list(case.balance), **options)
     if not components.fork_join:
         pipeline.depend = lambda _before, _after: None
     if not components.copy_streams:

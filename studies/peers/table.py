@@ -95,7 +95,7 @@ def _row(outcome: ContenderTimes, one: Raced, tolerance: float) -> dict[str, Any
     found = {
         **{name: getattr(case, name) for name in _OF_CASE},
         "partitions": len(case.balance),
-        "variant": Components().label if contender.kind == "engine" else "",
+        "variant": Components().label if contender.kind == "gpipe_bench" else "",
         "contender": contender.name,
         "package": contender.package,
         "package_version": outcome.version,

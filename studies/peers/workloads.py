@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from gpipe_bench.models.spec import Device
     from studies.peers.cases import PeerCase
-    from studies.peers.seat import Seat
 
 
 def _tiny(arguments: Values) -> nn.Sequential:
@@ -136,10 +135,3 @@ def make_work(case: PeerCase) -> Work:
     dtype: torch.dtype = getattr(torch, case.precision)
     batch, target = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in (batch, target))
     return Work(model.to(dtype), batch, target, spec.loss)
-
-
-def own_data(seat: Seat, work: Work) -> tuple[Tensor | None, Tensor | None]:
-    """The batch in the rank of the first partition, the target in that of the last one."""
-    own = seat.own()
-    batch = work.batch.to(seat.place) if 0 in own else None
-    return batch, work.target.to(seat.place) if len(seat.case.balance) - 1 in own else None

@@ -31,7 +31,7 @@ class GpipeBench:
             {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
         )
         pipe = GPipe(
-            model, setup.balance(len(model)), devices=["cpu"] * setup.n, chunks=setup.chunks,
+            model, setup.balance(len(model)), devices=setup.places, chunks=setup.chunks,
             schedule=self.schedule or None, workers=self.workers or "always", **options,
         )  # fmt: skip
         return _Pipe(model, pipe)

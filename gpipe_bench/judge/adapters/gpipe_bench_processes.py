@@ -34,8 +34,8 @@ class Processes:
         if setup.replicas > 1:
             mesh = dist.device_mesh.init_device_mesh("cpu", (setup.replicas, setup.n), mesh_dim_names=("dp", "pp"))
             options |= {"mesh": mesh["pp"], "replicas": mesh["dp"]}
-        balance = setup.balance(len(model))
-        return _Pipe(Pipe(model, balance, schedule=self.schedule, chunks=setup.chunks, timeout_s=20.0, **options))
+        options |= {"chunks": setup.chunks, "device": setup.places[dist.get_rank() % setup.n]}
+        return _Pipe(Pipe(model, setup.balance(len(model)), schedule=self.schedule, **options))
 
 
 class _Pipe:

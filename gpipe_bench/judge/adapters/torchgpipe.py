@@ -41,7 +41,7 @@ class TorchGpipe:
         options: dict[str, Any] = (
             {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
         )
-        options |= {"devices": ["cpu"] * setup.n, "chunks": setup.chunks}
+        options |= {"devices": setup.places, "chunks": setup.chunks}
         return PlainPipe(model, pipe_of(self.package, model, setup.balance(len(model)), **options))
 
 

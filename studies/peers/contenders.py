@@ -1,4 +1,4 @@
-"""Who takes part in the race, by name; a file of this folder builds each. Imports no PyTorch.
+"""Who takes part in the race, by name; the adapters of ``gpipe-bench judge`` build them. Imports no PyTorch.
 
 - ``engine-autograd``: this project with the paper's executor.
 - ``engine-scheduled``: this project's runtime with the schedule GPipe, driven by ``pipe(x)`` and ``loss.backward()``.
@@ -30,74 +30,74 @@ class Contender:
 
     Attributes:
         name: in rows and figures.
-        kind: the file that builds it.
-        option: what tells contenders of one kind apart; of a pipeline its schedule.
+        engine: of the judge, ``NAME:SCHEDULE``; or ``loop``, or ``loops`` in processes, which the race has itself.
         package: what has to be installed for it.
         version: the version of it that the race is made for; empty for one that is part of PyTorch or of this project.
         only: ``cells`` or ``networks`` where it takes part in no other workload.
+        called: whether a step is ``pipe(x)`` and ``loss.backward()`` though the engine has one call for both.
         two_per_device: whether each device has two partitions.
         all_threads: whether operators may use every core; otherwise one thread each.
     """
 
     name: str
-    kind: str
-    option: str = ""
+    engine: str
     package: str = "gpipe_bench"
     version: str = ""
     only: str = ""
+    called: bool = False
     two_per_device: bool = False
     all_threads: bool = False
 
     @property
+    def kind(self) -> str:
+        """The engine without its schedule."""
+        return self.engine.partition(":")[0]
+
+    @property
     def pipeline(self) -> bool:
         """Whether partitions run at the same time."""
-        return self.kind != "plain"
+        return self.kind not in {"plain", "loop", "loops"}
 
     @property
     def process_per_device(self) -> bool:
         """Whether each device of the pipeline has a process of its own."""
-        return self.kind in {"distributed", "pipelining"}
-
-    @property
-    def v_shaped(self) -> bool:
-        """Whether the second partitions lie on the devices in reversed order, so the last device has two neighbours."""
-        return self.option in {"zb_v", "ScheduleZBVZeroBubble"}
+        return self.kind in {"gpipe_bench_processes", "pipelining"}
 
     def runs(self, workload: str) -> bool:
         """Whether it takes part."""
         return not self.only or (self.only == "cells") == (workload == "cells")
 
 
-def _networks(name: str, kind: str, option: str, package: str = "gpipe_bench", *, two: bool = False) -> Contender:
-    return Contender(name, kind, option, package, only="networks", two_per_device=two)
+def _networks(name: str, engine: str, package: str = "gpipe_bench", *, two: bool = False) -> Contender:
+    return Contender(name, engine, package, only="networks", two_per_device=two)
 
 
 _ALL: Final = (
-    Contender("engine-autograd", "engine"),
-    Contender("engine-scheduled", "engine", "gpipe"),
-    Contender("engine-autograd-one-thread", "engine", only="cells"),
-    Contender("engine-scheduled-one-thread", "engine", "gpipe", only="cells"),
-    _networks("engine-step-gpipe", "engine", "gpipe"),
-    _networks("engine-1f1b", "engine", "1f1b"),
-    _networks("engine-interleaved", "engine", "interleaved", two=True),
-    _networks("engine-zb-h1", "engine", "zb_h1"),
-    Contender("torchgpipe", "torchgpipe", package="torchgpipe", version="0.0.7"),
-    Contender("fairscale", "torchgpipe", package="fairscale", version="0.4.13"),
-    Contender("distributed-gpipe", "distributed", "gpipe"),
-    Contender("distributed-1f1b", "distributed", "1f1b"),
-    _networks("distributed-interleaved", "distributed", "interleaved", two=True),
-    Contender("distributed-zb-h1", "distributed", "zb_h1"),
-    _networks("distributed-zb-v", "distributed", "zb_v", two=True),
-    Contender("pipelining-gpipe", "pipelining", "ScheduleGPipe", "torch"),
-    Contender("pipelining-1f1b", "pipelining", "Schedule1F1B", "torch"),
-    _networks("pipelining-interleaved", "pipelining", "ScheduleInterleaved1F1B", "torch", two=True),
-    _networks("pipelining-zero-bubble", "pipelining", "ScheduleInterleavedZeroBubble", "torch", two=True),
-    _networks("pipelining-zb-v", "pipelining", "ScheduleZBVZeroBubble", "torch", two=True),
-    Contender("plain", "plain", "whole", "torch"),
-    Contender("plain-threads", "plain", "whole", "torch", all_threads=True),
-    Contender("loop", "plain", "loop", "torch"),
-    Contender("loop-threads", "plain", "loop", "torch", all_threads=True),
-    _networks("loop-processes", "plain", "loops", "torch"),
+    Contender("engine-autograd", "gpipe_bench", called=True),
+    Contender("engine-scheduled", "gpipe_bench:gpipe", called=True),
+    Contender("engine-autograd-one-thread", "gpipe_bench:,never", only="cells", called=True),
+    Contender("engine-scheduled-one-thread", "gpipe_bench:gpipe,never", only="cells", called=True),
+    _networks("engine-step-gpipe", "gpipe_bench:gpipe"),
+    _networks("engine-1f1b", "gpipe_bench:1f1b"),
+    _networks("engine-interleaved", "gpipe_bench:interleaved", two=True),
+    _networks("engine-zb-h1", "gpipe_bench:zb_h1"),
+    Contender("torchgpipe", "torchgpipe", "torchgpipe", version="0.0.7"),
+    Contender("fairscale", "fairscale", "fairscale", version="0.4.13"),
+    Contender("distributed-gpipe", "gpipe_bench_processes:gpipe"),
+    Contender("distributed-1f1b", "gpipe_bench_processes:1f1b"),
+    _networks("distributed-interleaved", "gpipe_bench_processes:interleaved", two=True),
+    Contender("distributed-zb-h1", "gpipe_bench_processes:zb_h1"),
+    _networks("distributed-zb-v", "gpipe_bench_processes:zb_v", two=True),
+    Contender("pipelining-gpipe", "pipelining:gpipe", "torch"),
+    Contender("pipelining-1f1b", "pipelining:1f1b", "torch"),
+    _networks("pipelining-interleaved", "pipelining:interleaved", "torch", two=True),
+    _networks("pipelining-zero-bubble", "pipelining:interleaved_zb", "torch", two=True),
+    _networks("pipelining-zb-v", "pipelining:zb_v", "torch", two=True),
+    Contender("plain", "plain", "torch"),
+    Contender("plain-threads", "plain", "torch", all_threads=True),
+    Contender("loop", "loop", "torch"),
+    Contender("loop-threads", "loop", "torch", all_threads=True),
+    _networks("loop-processes", "loops", "torch"),
 )
 CONTENDERS: Final = {contender.name: contender for contender in _ALL}
 REFERENCE: Final = "plain"
