@@ -38,6 +38,7 @@ NOT_RUN = {
     "python -m scripts.wheels": "a minute; scripts/check_wheel.py builds such wheels, a check of make test",
     "torchrun --nnodes": "needs two hosts; tests/distributed/test_two_hosts.py has two network namespaces",
     "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
+    "gpipe-bench cite results/advice.csv": "cites what advise wrote; the test of what is printed runs both",
     "gpipe-bench predictions": "20 s; tests/bench/test_predictions.py runs it",
     "scripts/gpu_session.sh": "ten minutes, on a GPU; tests/cli/test_real_runs.py rehearses it on the CPU",
     "gpipe-bench profile": "measures a GPU; tests/bench/test_device_profile.py rehearses it on the CPU",
