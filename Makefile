@@ -94,7 +94,7 @@ format: ## format Python and Snakemake files, and fix what ruff can fix
 
 gpu: ## GPU tests, the measured ablation and a device profile, into OUT; takes the Python that has torch
 	@python="$${PYTHON:-$(BIN)/python}"; command -v "$$python" > /dev/null || python=python3; \
-	  EVERY_CASE=1 "$$python" -m pytest -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -m gpu tests/gpu tests/measure/test_on_gpu.py tests/bench/test_trial.py; \
+	  EVERY_CASE=1 "$$python" -m pytest -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -m gpu tests/gpu tests/measure/test_on_gpu.py tests/suite/test_trial.py; \
 	  PYTHON="$$python" scripts/gpu_session.sh "$(OUT)"
 
 lock: ## resolve requirements/lock.txt and what is made from it again (network); ARGS=--upgrade: the newest versions

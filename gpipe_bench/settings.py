@@ -4,7 +4,7 @@
     chunks = checked("chunks", Chunks, chunks)   checks an argument; pydantic checks plain data by the same Setting
 
 What engine, simulator, emulator, cells and command line share is declared here. What only simulations and emulations
-have stands in :mod:`gpipe_bench.step.request`, and what only cells have in :mod:`gpipe_bench.bench.spec`.
+have stands in :mod:`gpipe_bench.step.request`, and what only cells have in :mod:`gpipe_bench.suite`.
 """
 
 from __future__ import annotations

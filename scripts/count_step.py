@@ -63,10 +63,10 @@ def emulated_step() -> None:
 
 def config_to_figure() -> None:
     """From the default configuration to the figure of the simulated ablation."""
-    from gpipe_bench.bench.experiments.config import base_config
-    from gpipe_bench.bench.experiments.plan import make_plan
     from gpipe_bench.cli import main as command
     from gpipe_bench.data import PUBLISHED_FOLDER
+    from gpipe_bench.suite.experiments.config import base_config
+    from gpipe_bench.suite.experiments.plan import make_plan
 
     with TemporaryDirectory() as name:
         folder = Path(name)

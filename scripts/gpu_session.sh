@@ -34,10 +34,10 @@ mkdir "$out/raw"
 "$python" - "$out/raw" "$device" "${CELLS:-}" << 'CELLS' || { rm -r "$out"; exit 2; }
 import sys
 from pathlib import Path
-from gpipe_bench.bench.experiments.config import load_config
-from gpipe_bench.bench.spec.cell_files import cells_text, read_cells
-from gpipe_bench.bench.spec.cells import MeasuredCell
-from gpipe_bench.bench.spec.machine import find_machine
+from gpipe_bench.suite.experiments.config import load_config
+from gpipe_bench.suite.cell_files import cells_text, read_cells
+from gpipe_bench.suite.cells import MeasuredCell
+from gpipe_bench.suite.machine import find_machine
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import GpipeBenchError
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, Final
 
-from gpipe_bench.bench.published.measured import DEVICE_BOUND, measured_steps
-from gpipe_bench.bench.published.measured import TABLES as MEASURED
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.text import listing, significant
 from gpipe_bench.results.outcomes import THROUGHPUT, group_rows
@@ -19,6 +17,8 @@ from gpipe_bench.results.rows import TINY, Row
 from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing
 from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
+from gpipe_bench.suite.published.measured import DEVICE_BOUND, measured_steps
+from gpipe_bench.suite.published.measured import TABLES as MEASURED
 from scripts.leaderboard import HEADER, leaders
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.bench.advice.advice import AdviceRequest
 from gpipe_bench.cli.cells import from_options, with_settings
 from gpipe_bench.cli.options import HOST_BOUND, Processes, stem, tell_layers, tell_loss, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.results.labels import run_as
+from gpipe_bench.suite.advice.advice import AdviceRequest
 from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
-    from gpipe_bench.bench.advice.advice import Advice
-    from gpipe_bench.bench.storage.raw import RawResult
     from gpipe_bench.results.rows import Row
+    from gpipe_bench.suite.advice.advice import Advice
+    from gpipe_bench.suite.storage.raw import RawResult
     from gpipe_bench.util.console import Grid
 
 _TITLE: Final = "recommended, and the best of each other choice"
@@ -27,7 +27,7 @@ _TITLE: Final = "recommended, and the best of each other choice"
 @with_settings(AdviceRequest)
 def advise(
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
     request: Annotated[str, typer.Option(hidden=True, help="The same settings as JSON, for the workflow.")] = "{}",
     processes: Processes = 1,
     rows: Annotated[Path | None, typer.Option(help="Write all that was tried as a table, a CSV file.")] = None,
@@ -40,20 +40,20 @@ def advise(
     minutes for 64. --schedules none is faster: only the paper's executor is tried then. Exit status 1 when nothing fits
     the memory.
     """
-    asked = from_options(AdviceRequest, {**json.loads(request), **given})
+    asked = from_options(AdviceRequest, {**json.loads(request), **options})
     if figure is not None and rows is None:
         raise typer.BadParameter("--figure is drawn from a table and needs --rows")
     if rows is not None:
         check_writable(rows)
     tell_layers(asked.model, asked.model_args)
     tell_loss(asked.model)
-    from gpipe_bench.bench.advice.advice import advise as find
+    from gpipe_bench.suite.advice.advice import advise as find
 
     with progress("simulating") as task:
         advice = find(asked, task.step, processes)
     _print(advice)
     if rows is not None:
-        from gpipe_bench.bench.evaluation.collect import write_tables
+        from gpipe_bench.suite.evaluation.collect import write_tables
 
         write_tables(advice.results, rows.stem, rows)
         typer.echo(f"wrote {rows} and its companions")

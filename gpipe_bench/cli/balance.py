@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli.options import complete, named, number, running, tell_layers, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.measured import write_layers
 from gpipe_bench.models.table import MODELS, format_arguments, model_spec, parse_arguments
+from gpipe_bench.suite.simulated_cells import SimulatedCell
 from gpipe_bench.util.files import check_writable
 from gpipe_bench.util.nearest import nearest
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
 
 import typer
 
-from gpipe_bench.bench.spec.cell_files import CellT, read_cells
-from gpipe_bench.bench.spec.settings import Section
-from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli.options import VALUES, complete, values_words
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.labels import autograd_words, run_as, training_words
 from gpipe_bench.settings import setting_of
+from gpipe_bench.suite.cell_files import CellT, read_cells
+from gpipe_bench.suite.settings import Section
+from gpipe_bench.suite.validation import validated
 
 if TYPE_CHECKING:
     from gpipe_bench.cli.progress import Progress
@@ -47,7 +47,7 @@ RawOut = Annotated[Path | None, typer.Option(help="Raw results to write, a JSON 
 def with_settings(
     kind: type[Section], *, start: Mapping[str, Any] | None = None, without: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each setting of ``kind``; it takes those that were given as ``given``, by name.
+    """Give a command an option for each setting of ``kind``; it takes those that were given as ``options``, by name.
 
     Args:
         kind: cells, or a section of the configuration.
@@ -60,15 +60,15 @@ def with_settings(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def called(**values: Any) -> None:
-            given = {name: values.pop(name) for name in names}
-            command(given={name: value for name, value in given.items() if value is not None}, **values)
+            options = {name: values.pop(name) for name in names}
+            command(options={name: value for name, value in options.items() if value is not None}, **values)
 
         # Typer makes options of a function's parameters, which it reads in these two places, and of nothing else.
         signature = inspect.signature(command, eval_str=True)
-        own = [parameter for name, parameter in signature.parameters.items() if name != "given"]
-        options = [_option(kind, name, shown[name]) for name in names]
-        called.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-        called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *options)}
+        own = [parameter for name, parameter in signature.parameters.items() if name != "options"]
+        added = [_option(kind, name, shown[name]) for name in names]
+        called.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
         return called
 
     return decorate
@@ -97,26 +97,26 @@ def option_name(path: tuple[str, ...]) -> str:
     return f"--{path[0].replace('_', '-')}"
 
 
-def from_options(kind: type[SectionT], given: Mapping[str, Any]) -> SectionT:
+def from_options(kind: type[SectionT], options: Mapping[str, Any]) -> SectionT:
     """The settings that options give; others have their defaults.
 
     Raises:
         ConfigError: options are wrong; carries all problems.
     """
-    return validated(kind, given, option_name)
+    return validated(kind, options, option_name)
 
 
-def from_file(kind: type[CellT], file: Path, only: str, given: Mapping[str, Any]) -> list[CellT]:
+def from_file(kind: type[CellT], file: Path, only: str, options: Mapping[str, Any]) -> list[CellT]:
     """The cells of a file that a command was told to take, none twice.
 
     Raises:
         ConfigError: the file, a cell or a name is wrong, or options name settings, too; carries all problems.
     """
-    if wrong := given.keys() - {"profile", "launch_us"}:
+    if wrong := options.keys() - {"profile", "launch_us"}:
         names = ", ".join(option_name((name,)) for name in sorted(wrong))
         raise ConfigError([f"options of a cell must be left out with --cells, got {names}; leave one of both out"])
-    from_options(kind, given)
-    cells = read_cells(file, kind, names_in(only), **given)
+    from_options(kind, options)
+    cells = read_cells(file, kind, names_in(only), **options)
     return list({cell.id: cell for cell in cells}.values())
 
 

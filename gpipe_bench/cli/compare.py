@@ -12,7 +12,7 @@ from gpipe_bench.cli.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpipe_bench.bench.evaluation.compare import AnyRow, CellComparison
+    from gpipe_bench.suite.evaluation.compare import AnyRow, CellComparison
 
 _NEEDED: Final = ("evidence", "model", "variant", "partitions", "chunks", "status", "throughput_samples_per_s")
 
@@ -55,7 +55,8 @@ def compare(
     something differs once in twenty times at most where nothing does. A cell with too few repeats says how many it
     needs. Simulated cells are equal within 1e-9 of each value, or differ.
     """
-    from gpipe_bench.bench.evaluation.compare import (
+    from gpipe_bench.results.tables import csv_text
+    from gpipe_bench.suite.evaluation.compare import (
         RECORD_COLUMNS,
         comparison_records,
         comparison_view,
@@ -64,7 +65,6 @@ def compare(
         undecided,
         verdict_view,
     )
-    from gpipe_bench.results.tables import csv_text
     from gpipe_bench.util.console import output
     from gpipe_bench.util.files import write_files
 
@@ -89,8 +89,8 @@ def _compared(
     new: Sequence[AnyRow], old: Sequence[AnyRow], metric: list[str] | None, across: tuple[str, ...]
 ) -> dict[str, list[CellComparison]]:
     """The cells by metric; of those that are compared by default, the metrics that some row has."""
-    from gpipe_bench.bench.evaluation.compare import METRICS, compare_rows
     from gpipe_bench.errors import ConfigError
+    from gpipe_bench.suite.evaluation.compare import METRICS, compare_rows
 
     compared = {}
     for name in metric or METRICS:
@@ -108,7 +108,7 @@ def _usual(rows: Sequence[AnyRow], metric: str, *, throughput_alone: bool) -> li
 
     Different kinds of evidence do not give the same columns: across them, throughput is what both have.
     """
-    from gpipe_bench.bench.evaluation.compare import METRICS, usual_metrics
+    from gpipe_bench.suite.evaluation.compare import METRICS, usual_metrics
 
     if throughput_alone and metric != METRICS[0]:
         return []

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gpipe_bench.bench.experiments.config import CONFIG_PATH, SCHEMA_PATH, json_schema_text, load_config
-from gpipe_bench.bench.spec.machine import find_machine
 from gpipe_bench.data import DEFAULT_CONFIG
+from gpipe_bench.suite.experiments.config import CONFIG_PATH, SCHEMA_PATH, json_schema_text, load_config
+from gpipe_bench.suite.machine import find_machine
 from gpipe_bench.util.files import write_files
 
 app = typer.Typer(help="Check configuration files, or write the default one and its schema.", no_args_is_help=True)

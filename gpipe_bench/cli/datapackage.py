@@ -18,7 +18,7 @@ Folder = Annotated[Path | None, typer.Option(help="Folder of tables.  [default: 
 @app.command("write")
 def write(folder: Folder = None) -> None:
     """Write datapackage.json: every table with its columns, types, units, constraints, sources and hash."""
-    from gpipe_bench.bench.datapackage.descriptor import write_descriptor
+    from gpipe_bench.suite.datapackage.descriptor import write_descriptor
 
     typer.echo(f"wrote {write_descriptor(folder or _committed())}")
 
@@ -33,8 +33,8 @@ def take(
     folder: Folder = None,
 ) -> None:
     """Take simulated, emulated and measured rows of a run into the reference results, and describe them."""
-    from gpipe_bench.bench.datapackage.descriptor import write_descriptor
-    from gpipe_bench.bench.datapackage.take import result_tables, take_reference
+    from gpipe_bench.suite.datapackage.descriptor import write_descriptor
+    from gpipe_bench.suite.datapackage.take import result_tables, take_reference
     from gpipe_bench.util.files import is_folder
 
     target = folder or _committed()
@@ -49,7 +49,7 @@ def check(
     table: Annotated[list[Path] | None, typer.Option(help="Measured rows to send, before they are taken.")] = None,
 ) -> None:
     """Check every table against datapackage.json; exit status 1 and a line per problem where one is not as it says."""
-    from gpipe_bench.bench.datapackage.check import check_folder, check_sent
+    from gpipe_bench.suite.datapackage.check import check_folder, check_sent
 
     if table:
         _end([problem for path in table for problem in check_sent(path)], "rows can be taken")

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
-from gpipe_bench.bench.spec.settings import AUTO
-from gpipe_bench.bench.storage.raw import results_json
 from gpipe_bench.cli.cells import (
     CellFile,
     Only,
@@ -33,6 +30,9 @@ from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulate import TRACE_HELP
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.schedules.table import is_schedule_file
+from gpipe_bench.suite.emulated_cells import EmulatedCell
+from gpipe_bench.suite.settings import AUTO
+from gpipe_bench.suite.storage.raw import results_json
 from gpipe_bench.util.console import Column, Grid, output
 from gpipe_bench.util.files import check_writable, json_text, write_files
 
@@ -66,7 +66,7 @@ def emulate(
     ] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.")] = None,
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
     cells: CellFile = None,
     only: Only = "",
     timelines: Timelines = "",
@@ -92,18 +92,18 @@ def emulate(
     """
     if script is None and cells is not None:
         check_unused("with --cells", trace=trace, devices=devices, races=races, nproc=nproc)
-        _emulate_cells(from_file(EmulatedCell, cells, only, given), names_in(timelines), needed_out(out))
+        _emulate_cells(from_file(EmulatedCell, cells, only, options), names_in(timelines), needed_out(out))
     elif script is None:
         check_unused("without --cells", only=only, timelines=timelines)
         check_unused("without a script", races=races, nproc=nproc)
         shared = {"devices": devices} if devices else {}
-        cut = {"balance": AUTO} if _CUT & given.keys() or is_schedule_file(given.get("schedule")) else {}
-        _emulate_cell(from_options(EmulatedCell, {**cut, **given, **shared}), trace, out)
-    elif wrong := [option_name((name,)) for name in given if name not in _OF_SCRIPTS]:
+        cut = {"balance": AUTO} if _CUT & options.keys() or is_schedule_file(options.get("schedule")) else {}
+        _emulate_cell(from_options(EmulatedCell, {**cut, **options, **shared}), trace, out)
+    elif wrong := [option_name((name,)) for name in options if name not in _OF_SCRIPTS]:
         raise ConfigError([f"options of a cell must be left out with a script, got {', '.join(wrong)}; leave them out"])
     else:
         check_unused("with a script", cells=cells, only=only, timelines=timelines, out=out)
-        settings = from_options(EmulatedCell, {"profile": "h100", **given})
+        settings = from_options(EmulatedCell, {"profile": "h100", **options})
         if nproc:
             check_unused("with --nproc", devices=devices)
             _emulate_ranks(script, arguments or [], settings, trace, ranks=nproc, races=races)
@@ -115,8 +115,8 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
     """Emulate cells in this process and write their raw results; without a C++ compiler each one is skipped."""
     check_writable(out)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from gpipe_bench.bench.running.emulated import emulate_cells
     from gpipe_bench.cli.simulate import bound_words
+    from gpipe_bench.suite.running.emulated import emulate_cells
 
     tell_microbatches(cells)
     with progress("emulating") as task:
@@ -137,10 +137,10 @@ def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> N
     for path in filter(None, (trace, out)):
         check_writable(path)
     require_virtual_devices()
-    from gpipe_bench.bench.running.emulated import emulate_cells
     from gpipe_bench.cli.simulate import write_results
     from gpipe_bench.cli.simulated_table import print_simulation
     from gpipe_bench.emulator.library import leave
+    from gpipe_bench.suite.running.emulated import emulate_cells
 
     tell_microbatches([cell])
     steps: list[Step] = []
@@ -171,9 +171,9 @@ def _emulate_script(
     from gpipe_bench.emulator.library import leave
     from gpipe_bench.emulator.script import run_script, script_traceback
 
-    options: dict[str, Any] = {"devices": devices, "races": races, "host_time": settings.host_time}
+    how: dict[str, Any] = {"devices": devices, "races": races, "host_time": settings.host_time}
     try:
-        run = run_script(script, arguments, profile=hardware, **options)
+        run = run_script(script, arguments, profile=hardware, **how)
     except Exception as error:
         text = script_traceback(error, script)
         if text is None:

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.bench.running.ranks import rank_here
-from gpipe_bench.bench.spec.cells import MeasuredCell
-from gpipe_bench.bench.spec.settings import AUTO
 from gpipe_bench.cli.cells import CellFile, Only, check_unused, from_file, from_options, with_settings
 from gpipe_bench.cli.options import (
     check_device,
@@ -27,10 +24,13 @@ from gpipe_bench.cli.progress import Progress, progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.constants import CONSTANTS
 from gpipe_bench.schedules.table import partition_count
+from gpipe_bench.suite.cells import MeasuredCell
+from gpipe_bench.suite.running.ranks import rank_here
+from gpipe_bench.suite.settings import AUTO
 from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
-    from gpipe_bench.bench.storage.raw import RawResult
+    from gpipe_bench.suite.storage.raw import RawResult
 
 _DEFAULT: Final = MeasuredCell()
 _MOST_REPEATS: Final = 10_000
@@ -44,7 +44,7 @@ _SHOWN: Final = {
 @with_settings(MeasuredCell, start=_SHOWN, without=("evidence",))
 def run(
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
     cells: CellFile = None,
     only: Only = "",
     out: Annotated[Path, typer.Option(help="The raw results to write, a JSON file.")],
@@ -73,7 +73,7 @@ def run(
     """
     if cells is None:
         check_unused("without --cells", only=only)
-    chosen = from_file(MeasuredCell, cells, only, given) if cells is not None else [_cell(given)]
+    chosen = from_file(MeasuredCell, cells, only, options) if cells is not None else [_cell(options)]
     rank = rank_here(chosen[0])
     if rank is not None:
         check_unused("where torchrun has started the processes", budget_s=budget_s)
@@ -97,24 +97,24 @@ def run(
         raise typer.Exit(1)
 
 
-def _cell(given: Mapping[str, Any]) -> MeasuredCell:
+def _cell(options: Mapping[str, Any]) -> MeasuredCell:
     """The cell of these options, with as many partitions as there are processes, and a balance that is even in size.
 
     Raises:
         ConfigError: options are wrong; all problems.
     """
-    processes = given.get("processes", 1)
+    processes = options.get("processes", 1)
     implied: dict[str, Any] = {"balance": AUTO}
     if processes > 1:
-        schedule = given.get("schedule", "gpipe")
+        schedule = options.get("schedule", "gpipe")
         implied |= {"schedule": schedule}
-        implied |= {} if "balance" in given else {"partitions": partition_count(schedule, processes)}
-    cell = from_options(MeasuredCell, {**implied, **given})
-    return cell if "balance" in given else cell.changed(balance=_balance(cell))
+        implied |= {} if "balance" in options else {"partitions": partition_count(schedule, processes)}
+    cell = from_options(MeasuredCell, {**implied, **options})
+    return cell if "balance" in options else cell.changed(balance=_balance(cell))
 
 
 def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> RawResult:
-    from gpipe_bench.bench.running.run import run_cell
+    from gpipe_bench.suite.running.run import run_cell
 
     with progress(f"measuring {cell.variant}") as task:
         result = run_cell(cell, repeat)
@@ -124,7 +124,7 @@ def _run_once(cell: MeasuredCell, repeat: int, out: Path) -> RawResult:
 
 
 def _run_rank(cell: MeasuredCell, repeat: int, repeats: int, out: Path, rank: int) -> RawResult | None:
-    from gpipe_bench.bench.running.run import run_cell
+    from gpipe_bench.suite.running.run import run_cell
 
     if repeats:
         rule = "--repeats must be 0 where torchrun has started the processes of one repeat"
@@ -141,8 +141,8 @@ def _run_repeats(
     groups: Sequence[Sequence[MeasuredCell]], repeats: int, out: Path, budget_s: float | None
 ) -> list[RawResult]:
     """Measure the groups one after the other, round by round; the cells of a group take turns."""
-    from gpipe_bench.bench.running.turns import run_repeats
-    from gpipe_bench.bench.storage.raw import results_json
+    from gpipe_bench.suite.running.turns import run_repeats
+    from gpipe_bench.suite.storage.raw import results_json
 
     # A turn each to build and to end, and one for each timed step.
     turns, total = count(1), repeats * sum(cell.steps + 2 for cells in groups for cell in cells)
@@ -213,7 +213,7 @@ def profile(
     """
     check_device(device)
     check_writable(out)
-    from gpipe_bench.bench.running.device_profile import measure_profile
+    from gpipe_bench.suite.running.device_profile import measure_profile
 
     with progress(f"measuring {device}"):
         found = measure_profile(device, out.stem)

@@ -20,7 +20,7 @@ from gpipe_bench.util.nearest import nearest
 from gpipe_bench.util.processes import PROCESSES
 
 if TYPE_CHECKING:
-    from gpipe_bench.bench.spec.cells import Cell
+    from gpipe_bench.suite.cells import Cell
 
 _DAY_S: Final = 86_400.0
 _MOST_PROCESSES: Final = 1024
@@ -54,7 +54,7 @@ VALUES: Final[dict[str, Callable[[], Iterable[str]]]] = {
     "profile": lambda: _of("machine.profile").profile_names(),
     "schedule": lambda: _of("schedules").SCHEDULES,
     "network": lambda: _of("machine.networks").networks(),
-    "device": lambda: _of("bench.spec.machine").DEVICES,
+    "device": lambda: _of("suite.machine").DEVICES,
     "evidence": lambda: ("measured", "emulated", "simulated"),
 }
 """Values that options are completed to, by the name of a setting."""
@@ -100,7 +100,7 @@ def check_device(device: str) -> None:
         ConfigError: there is no such device.
         DeviceCountError: ``cuda`` without a GPU.
     """
-    from gpipe_bench.bench.spec.machine import DEVICES, find_machine
+    from gpipe_bench.suite.machine import DEVICES, find_machine
 
     if device not in DEVICES:
         raise ConfigError([f"--device must be one of {', '.join(DEVICES)}, got {device!r}; {nearest(device, DEVICES)}"])

@@ -27,10 +27,10 @@ def predictions(
     on an H100, and the bubbles and throughputs of schedules on A100s, from printed times of a partition. Traces are
     kept for the next time.
     """
-    from gpipe_bench.bench.published.measured import TABLES, print_measured
-    from gpipe_bench.bench.published.predictions import print_predictions
     from gpipe_bench.schedules import printed
     from gpipe_bench.simulator.published.settings import published_settings
+    from gpipe_bench.suite.published.measured import TABLES, print_measured
+    from gpipe_bench.suite.published.predictions import print_predictions
 
     others: dict[str, tuple[str, Callable[[], None]]] = {
         **{name: (measured.title, partial(print_measured, measured, cache)) for name, measured in TABLES.items()},

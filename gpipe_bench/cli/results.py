@@ -33,7 +33,7 @@ def collect(
     ] = "none",
 ) -> None:
     """Join raw results into a table of rows and its companions; failed runs are named on stderr."""
-    from gpipe_bench.bench.evaluation.collect import collect as join
+    from gpipe_bench.suite.evaluation.collect import collect as join
 
     rows = join(raw, experiment, out, published, [word for word in cells.split(",") if word not in ("", "none")])
     failed = [row for row in rows if row.status in ("oom", "error", "skipped") and row.evidence != "published"]
@@ -52,8 +52,8 @@ def published(
     ] = None,
 ) -> None:
     """Write the published values as rows like all others, so that figures can stand them beside simulated ones."""
-    from gpipe_bench.bench.published.values import published_rows
     from gpipe_bench.results.labels import rows_text
+    from gpipe_bench.suite.published.values import published_rows
     from gpipe_bench.util.files import write_files
 
     rows = published_rows(folder or PUBLISHED_FOLDER)
@@ -66,10 +66,10 @@ def simulate_published(
     out: Annotated[Path, typer.Option(help="The raw results to write, one JSON file.")],
 ) -> None:
     """Simulate the rows of a published table on the hardware and with the settings that they were run with."""
-    from gpipe_bench.bench.published.simulations import simulate_table
-    from gpipe_bench.bench.storage.raw import results_json
     from gpipe_bench.cli.cells import row_words
     from gpipe_bench.cli.progress import progress
+    from gpipe_bench.suite.published.simulations import simulate_table
+    from gpipe_bench.suite.storage.raw import results_json
     from gpipe_bench.util.files import check_writable, write_files
 
     check_writable(out)
@@ -86,9 +86,9 @@ def table(
     ] = False,
 ) -> None:
     """Print variants with repeats, medians, 95 % intervals, ratios, memory, shares of time and failures."""
-    from gpipe_bench.bench.evaluation.summary import print_summary, result_files
     from gpipe_bench.errors import ConfigError
     from gpipe_bench.figures.tables import is_race, read_rows
+    from gpipe_bench.suite.evaluation.summary import print_summary, result_files
 
     if is_race(rows):
         other = "the study of peers draws it, and `compare` compares two of them"

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.bench.spec.settings import AUTO
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.bench.storage.raw import RawResult, results_json
 from gpipe_bench.cli.cells import (
     CellFile,
     Only,
@@ -34,6 +31,9 @@ from gpipe_bench.results.configurations import configurations_beside
 from gpipe_bench.results.labels import rows_text
 from gpipe_bench.results.timeline import TimelineEvent, write_trace
 from gpipe_bench.schedules.table import is_schedule_file, partition_count
+from gpipe_bench.suite.settings import AUTO
+from gpipe_bench.suite.simulated_cells import SimulatedCell
+from gpipe_bench.suite.storage.raw import RawResult, results_json
 from gpipe_bench.util.files import check_writable, write_files
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _SHOWN: Final = {
 @with_settings(SimulatedCell, start=_SHOWN, without=("evidence", "devices"))
 def simulate(
     *,
-    given: dict[str, Any],
+    options: dict[str, Any],
     cells: CellFile = None,
     only: Only = "",
     timelines: Timelines = "",
@@ -85,25 +85,25 @@ def simulate(
     row says how much which device needs, and the exit status is 0.
     """
     if layers is not None:
-        given = {**_of_layers(layers, given, cells), **given}
+        options = {**_of_layers(layers, options, cells), **options}
     if cells is not None:
         check_unused("with --cells", trace=trace, rows=rows, devices=devices)
-        simulate_file(from_file(SimulatedCell, cells, only, given), names_in(timelines), needed_out(out), processes)
+        simulate_file(from_file(SimulatedCell, cells, only, options), names_in(timelines), needed_out(out), processes)
         return
     check_unused("without --cells", only=only, timelines=timelines, processes=processes > 1)
-    cut, schedule = dict(_START), given.get("schedule")
+    cut, schedule = dict(_START), options.get("schedule")
     if is_schedule_file(schedule):
         del cut["chunks"]
-    elif "balance" not in given:
+    elif "balance" not in options:
         cut["partitions"] = partition_count(schedule, devices or 1)
     shared = {"devices": devices} if devices else {}
-    cell = from_options(SimulatedCell, {**cut, **given, **shared})
+    cell = from_options(SimulatedCell, {**cut, **options, **shared})
     tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
     for path in filter(None, (trace, rows, out)):
         check_writable(path)
-    from gpipe_bench.bench.published.values import published_for
-    from gpipe_bench.bench.running.simulated import simulate_cells
+    from gpipe_bench.suite.published.values import published_for
+    from gpipe_bench.suite.running.simulated import simulate_cells
 
     tell_microbatches([cell])
     steps: list[Step] = []
@@ -114,28 +114,28 @@ def simulate(
     write_results([result], steps, trace, rows, out)
 
 
-def _of_layers(file: Path, given: dict[str, Any], cells: Path | None) -> dict[str, Any]:
-    """The settings that a file of layers decides; ``given``: those of options.
+def _of_layers(file: Path, options: dict[str, Any], cells: Path | None) -> dict[str, Any]:
+    """The settings that a file of layers decides; ``options``: those of the command line.
 
     Raises:
         ConfigError: the file is wrong, or options name another model, or no batch is known.
     """
-    if cells is not None or given.keys() & {"model", "model_args"}:
+    if cells is not None or options.keys() & {"model", "model_args"}:
         raise ConfigError([f"--layers must be the only model, got {file} and another; leave out --model or --cells"])
     if not is_layers_file(str(file)):
         raise ConfigError([f"--layers must be a file whose name ends in .csv, got {file}; rename it"])
     samples = read_layers(file)[0].samples
-    if samples is None and "batch_size" not in given:
+    if samples is None and "batch_size" not in options:
         rule = "--batch-size must be given where --layers has no column samples"
         raise ConfigError([f"{rule}, got none; give --chunks times the samples of the micro-batch that was measured"])
-    size = {} if samples is None else {"batch_size": samples * given.get("chunks", _START["chunks"])}
+    size = {} if samples is None else {"batch_size": samples * options.get("chunks", _START["chunks"])}
     return {"model": str(file), **size}
 
 
 def simulate_file(cells: Sequence[SimulatedCell], timelines: Sequence[str], out: Path, processes: int) -> None:
     """Simulate cells in this process and others, and write their raw results into one file."""
     check_writable(out)
-    from gpipe_bench.bench.running.simulated import simulate_cells
+    from gpipe_bench.suite.running.simulated import simulate_cells
 
     tell_microbatches(cells)
     with progress("simulating") as task:

@@ -9,10 +9,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.cli.options import HOST_BOUND, use_words
 from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
+from gpipe_bench.suite.storage.raw import RawResult
 from gpipe_bench.util.console import Column, Grid, counted, output
 
 _SHARES: Final = {

@@ -15,7 +15,7 @@ from gpipe_bench.results.catalogue import reference_companions, reference_tables
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpipe_bench.bench.evaluation.verify import Check
+    from gpipe_bench.suite.evaluation.verify import Check
 
 _SHOWN: Final = 5
 _PREDICTIONS: Final = "predictions"
@@ -43,7 +43,9 @@ def verify(
     ] = None,
 ) -> None:
     """Check results and say which cell is outside which tolerance, or not there; exit status 1 when there is one."""
-    from gpipe_bench.bench.evaluation.verify import (
+    from gpipe_bench.measure.host import host_facts
+    from gpipe_bench.results.tables import csv_text
+    from gpipe_bench.suite.evaluation.verify import (
         CHECK_COLUMNS,
         checks_of_claims,
         checks_of_predictions,
@@ -52,8 +54,6 @@ def verify(
         read_tolerances,
         records,
     )
-    from gpipe_bench.measure.host import host_facts
-    from gpipe_bench.results.tables import csv_text
     from gpipe_bench.util.files import check_writable, write_files
 
     others = {_PREDICTIONS: predictions, _CLAIMS: claims}
@@ -105,9 +105,9 @@ def _of_table(table: Path, reference: Path) -> list[Check]:
     """The checks of a table of rows against the reference tables of its name."""
     import pandas as pd
 
-    from gpipe_bench.bench.evaluation.verify import check_configurations, checks_of_emulations, checks_of_rows
     from gpipe_bench.results.rows import Row
     from gpipe_bench.results.tables import frame_of, read_table
+    from gpipe_bench.suite.evaluation.verify import check_configurations, checks_of_emulations, checks_of_rows
 
     rows = read_table(table, _NEEDED, Row)
     check_configurations(table, rows)

@@ -17,12 +17,12 @@ from typing import Final
 import yaml
 from scipy.optimize import least_squares
 
-from gpipe_bench.bench.published.simulations import simulate_published
-from gpipe_bench.bench.running.simulated import simulation_facts
 from gpipe_bench.machine.constants import CONSTANTS
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator.constants_fit import with_constants
 from gpipe_bench.simulator.published.settings import PublishedSetting, published_value, settings_of
+from gpipe_bench.suite.published.simulations import simulate_published
+from gpipe_bench.suite.running.simulated import simulation_facts
 
 SHARES: Final = [name for name in CONSTANTS if "no_dropout_half" in name]
 

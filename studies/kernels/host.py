@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 from scipy.optimize import brute, fmin
 
-from gpipe_bench.bench.published.measured import TABLES, MeasuredStep, measured_steps
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.models.table import parse_arguments
 from gpipe_bench.simulator import Model
 from gpipe_bench.simulator.workloads.build import build_workload
+from gpipe_bench.suite.published.measured import TABLES, MeasuredStep, measured_steps
 
 _RANGES: Final = ((10, 50), (1, 50))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpipe_bench.bench.spec.machine import find_machine
+from gpipe_bench.suite.machine import find_machine
 from gpipe_bench.util.files import check_writable
 from studies.command import SettingsText, add_figures, run_app, settings_data
 from studies.peers.contenders import contenders_of

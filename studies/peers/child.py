@@ -24,8 +24,8 @@ import torch._dynamo
 import torch.distributed as dist
 
 import gpipe_bench
-from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.measure.environment import environment_facts
+from gpipe_bench.suite.running.failures import status_of
 from studies.peers.cases import PeerCase
 from studies.peers.seat import Seat, Step, build
 from studies.peers.workloads import make_work

@@ -21,13 +21,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.running.failures import status_of
-from gpipe_bench.bench.running.simulated import simulation_facts
 from gpipe_bench.components import PUBLISHED, Components
 from gpipe_bench.results.configurations import canonical, configurations_beside, digest
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import csv_text
 from gpipe_bench.simulator.published.settings import published_settings
+from gpipe_bench.suite.running.failures import status_of
+from gpipe_bench.suite.running.simulated import simulation_facts
 from gpipe_bench.util.files import write_files
 
 _GIB: Final = 2**30

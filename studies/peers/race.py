@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpipe_bench.bench.running.turns import take_turns
+from gpipe_bench.suite.running.turns import take_turns
 from studies.peers import child
 from studies.peers.cases import PeerCase
 from studies.peers.contenders import REFERENCE, Contender

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from gpipe_bench.bench.spec.machine import Machine
-from gpipe_bench.bench.spec.settings import Problem, Section
-from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.measure.host import cpu_count
 from gpipe_bench.settings import BatchSize, Checkpoint, Chunks, Partitions, Seed, whole
+from gpipe_bench.suite.machine import Machine
+from gpipe_bench.suite.settings import Problem, Section
+from gpipe_bench.suite.validation import validated
 from studies.peers.cases import PeerCase
 from studies.peers.contenders import contenders_of
 from studies.peers.workloads import RACED, raced_arguments

@@ -13,7 +13,6 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gpipe_bench.bench.published.simulations import published_cell
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.models.table import parse_arguments
@@ -23,6 +22,7 @@ from gpipe_bench.simulator.steps.settings import enough_steps
 from gpipe_bench.simulator.workloads.build import workload_of
 from gpipe_bench.simulator.workloads.sources import model_of_suite
 from gpipe_bench.simulator.workloads.workload import MemoryOp, TaskWork, Workload
+from gpipe_bench.suite.published.simulations import published_cell
 from gpipe_bench.util.files import write_files
 from studies.simulator.fit import FITTED, with_shares
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gpipe_bench.bench.spec.cells import cut_problems as cut
-from gpipe_bench.bench.spec.settings import Balance, Model, ModelArgs, Problem, Section
-from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.settings import BatchSize, Chunks, Partitions, Seed, Threads, whole
+from gpipe_bench.suite.cells import cut_problems as cut
+from gpipe_bench.suite.settings import Balance, Model, ModelArgs, Problem, Section
+from gpipe_bench.suite.validation import validated
 
 MODELS = ("amoebanet-d", "unet")
 """What is trained."""

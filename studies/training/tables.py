@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpipe_bench.bench.running.failures import status_of
 from gpipe_bench.measure.host import host_facts
 from gpipe_bench.results.configurations import CONFIGURATIONS, configuration_records, configurations_beside
 from gpipe_bench.results.tables import companion_path, csv_text
 from gpipe_bench.results.transparency_rows import LAYER_COLUMNS, STEP_COLUMNS, VERDICT_COLUMNS, TransparencyRow
+from gpipe_bench.suite.running.failures import status_of
 from gpipe_bench.util.files import write_files
 from studies.training.settings import Case
 from studies.training.verdict import Margins, claim_configurations, verdicts

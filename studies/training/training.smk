@@ -2,7 +2,7 @@
 import json
 from importlib.metadata import version
 
-from gpipe_bench.bench.storage.sources import source_digest
+from gpipe_bench.suite.storage.sources import source_digest
 from gpipe_bench.data import REFERENCE_FOLDER
 
 MACHINES = sorted(glob_wildcards(f"{REFERENCE_FOLDER}/measured/{{machine}}/transparency.csv").machine)

@@ -15,8 +15,8 @@ from gpipe_bench.cli import cite, main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import csv_text
-from tests.bench.cells_of import ok_result
 from tests.project.tree import ROOT
+from tests.suite.cells_of import ok_result
 
 ABLATION = REFERENCE_FOLDER / "simulated/p40/ablation.csv"
 

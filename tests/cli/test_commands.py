@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import gpipe_bench
-from gpipe_bench.bench.experiments.config import json_schema_text
-from gpipe_bench.bench.running.run import failed_result
-from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.cli import main
 from gpipe_bench.data import DEFAULT_CONFIG
-from tests.bench.cells_of import cell, in_file, ok_result
+from gpipe_bench.suite.experiments.config import json_schema_text
+from gpipe_bench.suite.running.run import failed_result
+from gpipe_bench.suite.storage.raw import RawResult
+from tests.suite.cells_of import cell, in_file, ok_result
 
 WITHOUT_TORCH = """
 import json, sys
@@ -126,7 +126,7 @@ def test_a_failed_cell_is_a_result_with_status_0(error, status, tmp_path, capsys
     def measure(cell, repeat):
         raise error
 
-    monkeypatch.setattr("gpipe_bench.bench.running.run._measure", measure)
+    monkeypatch.setattr("gpipe_bench.suite.running.run._measure", measure)
     call("run", *in_file(tmp_path, cell()), "--out", tmp_path / "a.json")
     row = RawResult.read(tmp_path / "a.json").row
     assert (row.status, row.reason) == (status, f"{type(error).__name__}: {error}")
@@ -137,7 +137,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, capsys, monkeypatch):
     def measure(cell, repeat):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpipe_bench.bench.running.run._measure", measure)
+    monkeypatch.setattr("gpipe_bench.suite.running.run._measure", measure)
     with pytest.raises(SystemExit) as caught:
         main(["run", *in_file(tmp_path, cell()), "--out", str(tmp_path / "a.json")])
     assert caught.value.code == 130

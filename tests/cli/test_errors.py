@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from gpipe_bench.cli import main
-from tests.bench.cells_of import ok_result
 from tests.project.tree import ROOT
+from tests.suite.cells_of import ok_result
 
 RACES = next((ROOT / "results" / "reference").glob("measured/*/peers.csv"))
 RUN = ("run", "--out", "{out}/a.json", "--model-args", "depth=2;B=1;C=4;size=16", "--partitions", "2")

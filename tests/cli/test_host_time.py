@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli import main
 from gpipe_bench.cli.options import HOST_BOUND
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.machine.profile import load_profile
-from tests.bench.cells_of import in_file
+from gpipe_bench.suite.emulated_cells import EmulatedCell
+from gpipe_bench.suite.simulated_cells import SimulatedCell
 from tests.processes import command
 from tests.project.tree import ROOT
+from tests.suite.cells_of import in_file
 
 TINY = {"model_args": "depth=1;B=1;C=8;size=16", "batch_size": 4}
 WORDS = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from tests.bench.cells_of import cell, in_file
+from gpipe_bench.suite.simulated_cells import SimulatedCell
+from tests.suite.cells_of import cell, in_file
 
 
 def start(*arguments, python=()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.cli import main
-from tests.bench.cells_of import ok_result
 from tests.project.tree import ROOT
+from tests.suite.cells_of import ok_result
 
 SPEED = ROOT / "results" / "reference" / "simulated" / "p40" / "speed.csv"
 SMALL = ("--model-args", "depth=1;B=1;C=2;size=4")

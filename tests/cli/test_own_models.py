@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpipe_bench.balance import balance_by_simulation
-from gpipe_bench.bench.spec.cells import CELL_PATTERN, MeasuredCell
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli import main
 from gpipe_bench.simulator import Model, simulate
-from tests.bench.cells_of import in_file
+from gpipe_bench.suite.cells import CELL_PATTERN, MeasuredCell
+from gpipe_bench.suite.simulated_cells import SimulatedCell
 from tests.project.tree import ROOT
+from tests.suite.cells_of import in_file
 
 NET = """
 import torch

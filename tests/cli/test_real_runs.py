@@ -9,15 +9,15 @@ import tarfile
 from collections import Counter
 from functools import partial
 
-from gpipe_bench.bench.spec.cell_files import cells_text
-from gpipe_bench.bench.spec.cells import MeasuredCell
-from gpipe_bench.bench.storage.raw import RawResult
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.results.rows import Row
-from tests.bench.cells_of import cell, in_file
+from gpipe_bench.suite.cell_files import cells_text
+from gpipe_bench.suite.cells import MeasuredCell
+from gpipe_bench.suite.storage.raw import RawResult
 from tests.project.tree import ROOT
+from tests.suite.cells_of import cell, in_file
 
 
 def gpipe_bench(*arguments):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpipe_bench.bench.evaluation.compare import cells_to_test, compare_rows, distinct_rows
-from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.components import Components
-from tests.bench.cells_of import cell, ok_result
+from gpipe_bench.suite.evaluation.compare import cells_to_test, compare_rows, distinct_rows
+from gpipe_bench.suite.running.run import failed_result
+from tests.suite.cells_of import cell, ok_result
 
 
 def rows(variant, *throughputs, **values):

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.evaluation.collect import write_tables
 from gpipe_bench.cli import main
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import csv_text
-from tests.bench.cells_of import ok_result
+from gpipe_bench.suite.evaluation.collect import write_tables
+from tests.suite.cells_of import ok_result
 
 
 def folder(path, scale=1.0, variants=("baseline",), repeats=4):

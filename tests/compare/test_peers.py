@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.evaluation.compare import compare_rows, usual_metrics
 from gpipe_bench.cli import main
 from gpipe_bench.results.rows import PeerRow
 from gpipe_bench.results.tables import csv_text
+from gpipe_bench.suite.evaluation.compare import compare_rows, usual_metrics
 
 TINY = PeerRow(
     evidence="measured", workload="cells", model="tiny", model_args="L=2;width=4", partitions=2, chunks=8,
@@ -75,8 +75,8 @@ def test_a_contender_that_is_gone_is_named(tmp_path, capsys):
 
 
 def test_a_folder_may_hold_a_race_beside_other_rows(tmp_path, capsys):
-    from gpipe_bench.bench.evaluation.collect import write_tables
-    from tests.bench.cells_of import ok_result
+    from gpipe_bench.suite.evaluation.collect import write_tables
+    from tests.suite.cells_of import ok_result
 
     table(tmp_path / "peers.csv", race())
     write_tables([ok_result("baseline")], "ablation", tmp_path / "ablation.csv")

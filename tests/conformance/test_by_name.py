@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from gpipe_bench.bench.spec.cells import CELL_PATTERN, MeasuredCell
 from gpipe_bench.cli import main
+from gpipe_bench.suite.cells import CELL_PATTERN, MeasuredCell
 
 NAME = "timm/test_resnet"
 ARGUMENTS = "size=32;classes=5"

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import write_descriptor
-from gpipe_bench.bench.evaluation.collect import write_tables
 from gpipe_bench.data import REFERENCE_FOLDER
-from tests.bench.cells_of import ok_result
+from gpipe_bench.suite.datapackage.descriptor import write_descriptor
+from gpipe_bench.suite.evaluation.collect import write_tables
+from tests.suite.cells_of import ok_result
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from gpipe_bench.bench.datapackage.check import check_folder
-from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, write_descriptor
-from gpipe_bench.bench.datapackage.take import take_reference
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import csv_text, header_of
-from tests.bench.cells_of import ok_result
+from gpipe_bench.suite.datapackage.check import check_folder
+from gpipe_bench.suite.datapackage.descriptor import DESCRIPTOR, write_descriptor
+from gpipe_bench.suite.datapackage.take import take_reference
 from tests.project.pages import PAGES
+from tests.suite.cells_of import ok_result
 
 _ROW = ["cell", "repeat", "partitions", "balance"]
 

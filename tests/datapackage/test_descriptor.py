@@ -9,13 +9,13 @@ from dataclasses import fields
 
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, describe_folder, write_descriptor
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.results.rows import PeerRow, Row
 from gpipe_bench.results.schema import TABLES, table_of
 from gpipe_bench.results.transparency_rows import TransparencyRow
+from gpipe_bench.suite.datapackage.descriptor import DESCRIPTOR, describe_folder, write_descriptor
 from tests.project.tree import ROOT
 
 DESCRIBED = {table.name: table.fields for table in TABLES.values()}

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR, write_descriptor
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.tables import read_rows
+from gpipe_bench.suite.datapackage.descriptor import DESCRIPTOR, write_descriptor
 
 AMD, INTEL = "measured/2x-amd-epyc", "measured/2x-intel-xeon-processor"
 COMMANDS = {

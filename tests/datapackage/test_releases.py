@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from gpipe_bench import __version__
-from gpipe_bench.bench.datapackage.descriptor import DESCRIPTOR
 from gpipe_bench.data import REFERENCE_FOLDER
+from gpipe_bench.suite.datapackage.descriptor import DESCRIPTOR
 from tests.project.tree import ROOT
 
 RELEASES = REFERENCE_FOLDER / "releases.txt"

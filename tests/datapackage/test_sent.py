@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from gpipe_bench.bench.datapackage.check import check_sent
-from gpipe_bench.bench.datapackage.take import take_reference
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.suite.datapackage.check import check_sent
+from gpipe_bench.suite.datapackage.take import take_reference
 
 REFERENCE = REFERENCE_FOLDER / "measured"
 GOOD = ("2x-amd-epyc/peers.csv", "2x-intel-xeon-processor/ablation.csv", "2x-intel-xeon-processor/schedules.csv")

@@ -7,11 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe_bench.bench.datapackage.check import check_folder
-from gpipe_bench.bench.datapackage.descriptor import write_descriptor
-from gpipe_bench.bench.datapackage.take import place_name, result_tables, take_reference
-from gpipe_bench.bench.evaluation.collect import write_tables
-from gpipe_bench.bench.running.run import failed_result
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
@@ -19,8 +14,13 @@ from gpipe_bench.results.configurations import CONFIGURATION_COLUMNS, configurat
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import csv_text
 from gpipe_bench.results.transparency_rows import GROUP, VERDICT_COLUMNS, TransparencyRow
+from gpipe_bench.suite.datapackage.check import check_folder
+from gpipe_bench.suite.datapackage.descriptor import write_descriptor
+from gpipe_bench.suite.datapackage.take import place_name, result_tables, take_reference
+from gpipe_bench.suite.evaluation.collect import write_tables
+from gpipe_bench.suite.running.run import failed_result
 from gpipe_bench.util.files import write_files
-from tests.bench.cells_of import cell, ok_result
+from tests.suite.cells_of import cell, ok_result
 
 
 def lines(path):

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gpipe_bench.bench.storage.raw import RawResult
-from tests.bench.cells_of import cell, in_file
+from gpipe_bench.suite.storage.raw import RawResult
 from tests.distributed.two_hosts import model
+from tests.suite.cells_of import cell, in_file
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "tests/distributed/two_hosts.py")

@@ -70,7 +70,7 @@ def test_redrawn_figures_are_the_same_bytes(drawn_twice):
 def test_drawing_needs_neither_torch_nor_the_layers_above(drawn_twice):
     _, modules = drawn_twice
     assert not [name for name in modules if name.split(".")[0] == "torch" or name.startswith("gpipe_bench.models")]
-    assert not [name for name in modules if name.split(".")[1:2] in (["bench"], ["engine"], ["measure"])]
+    assert not [name for name in modules if name.split(".")[1:2] in (["suite"], ["engine"], ["measure"])]
 
 
 def test_svg_has_text_pdf_its_fonts_and_neither_a_date(drawn_twice):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from gpipe_bench.bench.spec.machine import find_machine
+from gpipe_bench.suite.machine import find_machine
 from studies.peers.contenders import contenders_of
 from studies.peers.race import run_race
 from studies.peers.settings import read_settings

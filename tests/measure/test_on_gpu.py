@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gpipe_bench import GPipe
-from gpipe_bench.bench.running.device_profile import measure_profile
 from gpipe_bench.engine.observer import Task
 from gpipe_bench.measure.clock import timed
 from gpipe_bench.measure.environment import environment_facts
@@ -14,6 +13,7 @@ from gpipe_bench.measure.memory import peak_memory, reset_peak_memory
 from gpipe_bench.measure.queued import device_seconds
 from gpipe_bench.measure.timeline import Recorder
 from gpipe_bench.measure.utilization import NvmlUtilization
+from gpipe_bench.suite.running.device_profile import measure_profile
 from tests.measure.simulated import now_us
 
 pytestmark = [

@@ -22,11 +22,11 @@ from click import Command
 from torch import Tensor
 from typer.testing import CliRunner
 
-from gpipe_bench.bench.experiments.config import parse_config
-from tests.bench.cells_of import over_default
+from gpipe_bench.suite.experiments.config import parse_config
 from tests.cover import EVERY_CASE
 from tests.project.pages import PAGES, blocks, commands, lines, parts, printed
 from tests.project.tree import ROOT
+from tests.suite.cells_of import over_default
 
 # What the first words of a command say, and why such a command is not run here.
 NOT_RUN = {
@@ -37,11 +37,11 @@ NOT_RUN = {
     "pip install": "installs; the job of the wheel does so in an environment of its own",
     "python -m scripts.wheels": "a minute; scripts/check_wheel.py builds such wheels, a check of make test",
     "torchrun --nnodes": "needs two hosts; tests/distributed/test_two_hosts.py has two network namespaces",
-    "gpipe-bench advise": "15 s; tests/bench/test_advice.py runs it on a small model",
+    "gpipe-bench advise": "15 s; tests/suite/test_advice.py runs it on a small model",
     "gpipe-bench cite results/advice.csv": "cites what advise wrote; the test of what is printed runs both",
-    "gpipe-bench predictions": "20 s; tests/bench/test_predictions.py runs it",
+    "gpipe-bench predictions": "20 s; tests/suite/test_predictions.py runs it",
     "scripts/gpu_session.sh": "ten minutes, on a GPU; tests/cli/test_real_runs.py rehearses it on the CPU",
-    "gpipe-bench profile": "measures a GPU; tests/bench/test_device_profile.py rehearses it on the CPU",
+    "gpipe-bench profile": "measures a GPU; tests/suite/test_device_profile.py rehearses it on the CPU",
     "python -m studies.peers": "wants the optional packages; tests/studies rehearse it",
     "gpipe-bench emulate": "takes the one accelerator of a process; tests/emulator/test_script.py runs it",
     "gpipe-bench report --results results/reference": "tests/report/test_sources.py renders the reference results",

@@ -64,7 +64,7 @@ def test_exports(name):
 
 
 def test_every_module_says_what_it_exports_truly():
-    from gpipe_bench.bench.storage.sources import PACKAGES, source_files
+    from gpipe_bench.suite.storage.sources import PACKAGES, source_files
 
     wrong = []
     for name in source_files(PACKAGES):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpipe_bench.bench.storage.sources import PACKAGES, source_files
+from gpipe_bench.suite.storage.sources import PACKAGES, source_files
 from tests.project.tree import ROOT
 
 MODULES = source_files(PACKAGES)
@@ -15,8 +15,8 @@ ROOMS = ("data", "errors", "components", "figures", "native", "report", "results
 # The workflow, --help, tables and figures use these; a first import of PyTorch takes seconds.
 LIGHT = {
     "gpipe_bench.cli",
-    "gpipe_bench.bench.experiments.plan",
-    "gpipe_bench.bench.evaluation.summary",
+    "gpipe_bench.suite.experiments.plan",
+    "gpipe_bench.suite.evaluation.summary",
     "gpipe_bench.models.table",
 }
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpipe_bench.bench.evaluation.collect import write_tables
 from gpipe_bench.data import REFERENCE_FOLDER
+from gpipe_bench.suite.evaluation.collect import write_tables
 from scripts.leaderboard import HEADER, leaders
-from tests.bench.cells_of import ok_result
+from tests.suite.cells_of import ok_result
 
 MACHINE, NETWORK, PLACES, RUN, BATCH, SPEED, REPEATS, TORCH, LINK = range(len(HEADER))
 

@@ -9,14 +9,14 @@ import torch
 
 from gpipe_bench import GPipe
 from gpipe_bench.balance import balance_by_simulation, balance_by_size
-from gpipe_bench.bench.spec.cells import MeasuredCell
-from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.emulator.api import emulate
 from gpipe_bench.settings import Chunks, checked, setting_of
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.step.request import Request, Tf32, microbatch_sizes
+from gpipe_bench.suite.cells import MeasuredCell
+from gpipe_bench.suite.emulated_cells import EmulatedCell
+from gpipe_bench.suite.simulated_cells import SimulatedCell
+from gpipe_bench.suite.validation import validated
 
 KINDS = (MeasuredCell, SimulatedCell, EmulatedCell)
 

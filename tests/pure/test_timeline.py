@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpipe_bench.results.timeline import COMPUTE_KINDS, COPY_KINDS, KINDS, TimelineEvent, chrome_trace, write_trace
-from tests.bench.cells_of import ok_result
+from tests.suite.cells_of import ok_result
 
 
 def event(kind, i, j, start, end, *, device="cuda:0", stream="compute", nbytes=0):

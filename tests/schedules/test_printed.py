@@ -33,7 +33,7 @@ def test_throughputs_are_above_the_measured_ones(steps, schedule, percent):
 
 
 def test_the_command_prints_errors_of_ratios(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("gpipe_bench.bench.published.predictions.predictions", lambda *_: iter(()))
+    monkeypatch.setattr("gpipe_bench.suite.published.predictions.predictions", lambda *_: iter(()))
     with pytest.raises(SystemExit):
         main(["predictions", "--table", "zero-bubble", "--out", str(tmp_path / "predictions.csv")])
     assert "bubbles equal to four digits: 36 of 48" in (printed := capsys.readouterr().out)

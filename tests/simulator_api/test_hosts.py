@@ -8,13 +8,13 @@ from dataclasses import fields
 
 import pytest
 
-from gpipe_bench.bench.advice.advice import AdviceRequest, advise
-from gpipe_bench.bench.spec.emulated_cells import EmulatedCell
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
-from gpipe_bench.bench.spec.validation import validated
 from gpipe_bench.cli import main
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.simulator import Model, simulate
+from gpipe_bench.suite.advice.advice import AdviceRequest, advise
+from gpipe_bench.suite.emulated_cells import EmulatedCell
+from gpipe_bench.suite.simulated_cells import SimulatedCell
+from gpipe_bench.suite.validation import validated
 
 UNET = Model("unet", {"depth": 2, "B": 2, "C": 64, "size": 128})
 WORDS = "depth=2;B=2;C=64;size=128"
@@ -114,7 +114,7 @@ def test_advice_says_what_the_network_costs(capsys, monkeypatch):
     assert (advice.best.row.device_count, advice.spread.row.device_count) == (2, 4)
     assert advice.spread.row.throughput_samples_per_s < advice.best.row.throughput_samples_per_s
     assert advice.best.row.throughput_samples_per_s < advice.ideal_samples_per_s
-    monkeypatch.setattr("gpipe_bench.bench.advice.advice.advise", lambda *_: advice)
+    monkeypatch.setattr("gpipe_bench.suite.advice.advice.advise", lambda *_: advice)
     words = (f"--{name.replace('_', '-')}={value}" for name, value in REQUEST.items())
     _, out, _ = called(capsys, "advise", *words)
     assert "simulated on up to 4 x p40 in 2 hosts over ethernet10" in out

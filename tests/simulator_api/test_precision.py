@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 from gpipe_bench.balance import balance_by_simulation, layer_simulated_times
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.cli import main
 from gpipe_bench.errors import TraceError
 from gpipe_bench.kernels.kernel import Parameter
@@ -19,6 +18,7 @@ from gpipe_bench.settings import OPTIMIZERS
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.simulator.workloads.build import build_workload
 from gpipe_bench.simulator.workloads.optimizers import trace_optimizer
+from gpipe_bench.suite.simulated_cells import SimulatedCell
 from tests.simulator_api.layers import Pop, Stash
 
 H100 = load_profile("h100")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.bench.evaluation.compare import compare_rows
-from gpipe_bench.bench.running.simulated import simulate_cells
-from gpipe_bench.bench.spec.simulated_cells import SimulatedCell
 from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.outcomes import group_rows
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules.table import SCHEDULES, partition_count
 from gpipe_bench.simulator import Model, simulate
+from gpipe_bench.suite.evaluation.compare import compare_rows
+from gpipe_bench.suite.running.simulated import simulate_cells
+from gpipe_bench.suite.simulated_cells import SimulatedCell
 
 VIT = Model("vit", {"L": 4, "D": 128, "heads": 2})
 

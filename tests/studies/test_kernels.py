@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpipe_bench.bench.published.measured import TABLES, measured_steps
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator.published.settings import settings_of
+from gpipe_bench.suite.published.measured import TABLES, measured_steps
 from studies.kernels.__main__ import compared, rows
 from studies.kernels.attention import SHARES, fitted_share
 from studies.kernels.host import fitted

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gpipe_bench.bench.datapackage.check import check_folder
-from gpipe_bench.bench.datapackage.descriptor import write_descriptor
-from gpipe_bench.bench.datapackage.take import take_reference
-from gpipe_bench.bench.spec.machine import Machine
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.style import drawing
+from gpipe_bench.suite.datapackage.check import check_folder
+from gpipe_bench.suite.datapackage.descriptor import write_descriptor
+from gpipe_bench.suite.datapackage.take import take_reference
+from gpipe_bench.suite.machine import Machine
 from studies.command import draw_reference
 from studies.peers import race
 from studies.peers.cases import PeerCase

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from gpipe_bench.bench.datapackage.check import check_folder
-from gpipe_bench.bench.datapackage.descriptor import write_descriptor
-from gpipe_bench.bench.datapackage.take import take_reference
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import Selection
+from gpipe_bench.suite.datapackage.check import check_folder
+from gpipe_bench.suite.datapackage.descriptor import write_descriptor
+from gpipe_bench.suite.datapackage.take import take_reference
 from gpipe_bench.util.processes import FORKS
 from studies.command import draw_reference
 from studies.training.data import load_images

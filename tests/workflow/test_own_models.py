@@ -10,9 +10,9 @@ import sys
 import pytest
 import yaml
 
-from gpipe_bench.bench.experiments.plan import GROUP_PATTERN, advice_models, advice_settings, make_plan
 from gpipe_bench.errors import ConfigError
-from tests.bench.cells_of import over_default
+from gpipe_bench.suite.experiments.plan import GROUP_PATTERN, advice_models, advice_settings, make_plan
+from tests.suite.cells_of import over_default
 from tests.workflow.checkouts import checkout, snakemake_in
 
 pytestmark = pytest.mark.timeout(600)  # the run takes half a minute on an idle machine

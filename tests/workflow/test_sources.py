@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from gpipe_bench.bench.storage.sources import module_file, source_digest, source_files
+from gpipe_bench.suite.storage.sources import module_file, source_digest, source_files
 from gpipe_bench.util.imports import imported_modules
 
 ROOT = Path(__file__).resolve().parents[2]
-MEASURING = ("gpipe_bench.bench.running.run",)
+MEASURING = ("gpipe_bench.suite.running.run",)
 DRAWING = ("gpipe_bench.figures",)
 
 
 def digests(place: Path) -> list[str]:
     """Digests for measuring and for drawing, by the copy of the package in ``place``."""
-    program = f"from gpipe_bench.bench.storage.sources import source_digest as d; print(d(*{MEASURING}), d(*{DRAWING}))"
+    program = f"from gpipe_bench.suite.storage.sources import source_digest as d; print(d(*{MEASURING}), d(*{DRAWING}))"
     run = subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=True)
     return run.stdout.split()
 
@@ -36,8 +36,8 @@ def copy(tmp_path):
         ("gpipe_bench/engine/gpipe.py", [True, False]),
         ("gpipe_bench/measure/clock.py", [True, False]),
         ("gpipe_bench/models/unet.py", [True, False]),
-        ("gpipe_bench/bench/running/device_profile.py", [False, False]),
-        ("gpipe_bench/bench/experiments/grid.py", [False, False]),
+        ("gpipe_bench/suite/running/device_profile.py", [False, False]),
+        ("gpipe_bench/suite/experiments/grid.py", [False, False]),
         ("gpipe_bench/figures/style.py", [False, True]),
         ("gpipe_bench/results/rows.py", [True, True]),
         ("gpipe_bench/py.typed", [False, False]),
@@ -74,7 +74,7 @@ def test_imports_for_annotations_are_no_dependency(tmp_path):
 
 
 def test_the_packages_above_a_module_are_dependencies():
-    assert {"gpipe_bench", "gpipe_bench.bench"} < set(source_files(["gpipe_bench.bench.storage.raw"]))
+    assert {"gpipe_bench", "gpipe_bench.suite"} < set(source_files(["gpipe_bench.suite.storage.raw"]))
 
 
 def test_files_are_found_without_an_import():

@@ -21,10 +21,10 @@ rule advise:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        request=named_by("advice", advice_settings(PLAN)),
-        model=named_by("advice", advice_models(PLAN)),
+        request=of_wildcard("advice", advice_settings(PLAN)),
+        model=of_wildcard("advice", advice_models(PLAN)),
         sources=source_digest(
-            "gpipe_bench.bench.advice.advice", "gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"
+            "gpipe_bench.suite.advice.advice", "gpipe_bench.suite.running.simulated", "gpipe_bench.simulator"
         ),
         torch=version("torch"),
     shell:

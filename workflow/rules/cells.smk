@@ -15,13 +15,13 @@ rule run_cell:
     resources:
         cells=CELLS,
         timing_slot=1,
-        gpu=named_by("cell", TIMED, "accelerators"),
-        nodes=named_by("cell", TIMED, "hosts"),
-        tasks=named_by("cell", TIMED, "hosts"),
+        gpu=of_wildcard("cell", TIMED, "accelerators"),
+        nodes=of_wildcard("cell", TIMED, "hosts"),
+        tasks=of_wildcard("cell", TIMED, "hosts"),
     params:
-        only=named_by("cell", TIMED, "only"),
-        repeats=named_by("cell", TIMED, "repeats"),
-        sources=source_digest("gpipe_bench.bench.running.run"),
+        only=of_wildcard("cell", TIMED, "only"),
+        repeats=of_wildcard("cell", TIMED, "repeats"),
+        sources=source_digest("gpipe_bench.suite.running.run"),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench run --cells {resources.cells:q} --only {params.only:q} --repeats {params.repeats:q}"
@@ -31,7 +31,7 @@ rule run_cell:
 rule simulate:
     """Simulate cells of one model in one process, in virtual time on other hardware, for all experiments that ask."""
     input:
-        profile=named_by("group", VIRTUAL, "profile"),
+        profile=of_wildcard("group", VIRTUAL, "profile"),
     output:
         ensure(SIMULATED_PATTERN, non_empty=True),
     log:
@@ -41,9 +41,9 @@ rule simulate:
     resources:
         cells=CELLS,
     params:
-        only=named_by("group", VIRTUAL, "only"),
-        timelines=named_by("group", VIRTUAL, "kept"),
-        sources=source_digest("gpipe_bench.bench.running.simulated", "gpipe_bench.simulator"),
+        only=of_wildcard("group", VIRTUAL, "only"),
+        timelines=of_wildcard("group", VIRTUAL, "kept"),
+        sources=source_digest("gpipe_bench.suite.running.simulated", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench simulate --cells {resources.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
@@ -53,7 +53,7 @@ rule simulate:
 rule emulate:
     """Run cells of one model on virtual devices, in virtual time, in one process; skipped without a C++ compiler."""
     input:
-        profile=named_by("group", VIRTUAL, "profile"),
+        profile=of_wildcard("group", VIRTUAL, "profile"),
     output:
         ensure(EMULATED_PATTERN, non_empty=True),
     log:
@@ -63,9 +63,9 @@ rule emulate:
     resources:
         cells=CELLS,
     params:
-        only=named_by("group", VIRTUAL, "only"),
-        timelines=named_by("group", VIRTUAL, "kept"),
-        sources=source_digest("gpipe_bench.bench.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
+        only=of_wildcard("group", VIRTUAL, "only"),
+        timelines=of_wildcard("group", VIRTUAL, "kept"),
+        sources=source_digest("gpipe_bench.suite.running.emulated", "gpipe_bench.emulator", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench emulate --cells {resources.cells:q} --only {params.only:q} --timelines {params.timelines:q}"
@@ -84,7 +84,7 @@ rule simulate_published:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        sources=source_digest("gpipe_bench.bench.published.simulations", "gpipe_bench.simulator"),
+        sources=source_digest("gpipe_bench.suite.published.simulations", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench simulate-published {wildcards.table} --out {output:q} > {log:q} 2>&1"
@@ -93,7 +93,7 @@ rule simulate_published:
 rule collect:
     """Gather the raw results of an experiment, and published values of its settings, into one table and companions."""
     input:
-        raw=named_by("experiment", PLAN.tables, "raw"),
+        raw=of_wildcard("experiment", PLAN.tables, "raw"),
         published=REFERENCE_FOLDER / "published" / "published.csv",
         settings=REFERENCE_FOLDER / "published" / "settings.csv",
     output:
@@ -107,9 +107,9 @@ rule collect:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        cells=named_by("experiment", PLAN.tables, "digests"),
+        cells=of_wildcard("experiment", PLAN.tables, "digests"),
         published=subpath(input.published, parent=True),
-        sources=source_digest("gpipe_bench.bench.evaluation.collect"),
+        sources=source_digest("gpipe_bench.suite.evaluation.collect"),
     shell:
         "python -m gpipe_bench collect --experiment {wildcards.experiment} --out {output.rows:q} {input.raw:q}"
         " --cells {params.cells:q} --published {params.published:q} > {log:q} 2>&1"

@@ -4,7 +4,7 @@
 rule figure:
     """Draw one figure of this run: of one table, and of one kind of evidence."""
     input:
-        named_by("figure", {name: str(figure.table) for name, figure in PLAN.figures.items()}),
+        of_wildcard("figure", {name: str(figure.table) for name, figure in PLAN.figures.items()}),
     output:
         ensure(multiext("figures/{figure}", ".svg", ".pdf", ".png"), non_empty=True),
     log:
@@ -12,8 +12,8 @@ rule figure:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        kind=named_by("figure", PLAN.figures, "kind"),
-        evidence=named_by("figure", PLAN.figures, "evidence"),
+        kind=of_wildcard("figure", PLAN.figures, "kind"),
+        evidence=of_wildcard("figure", PLAN.figures, "evidence"),
         stem=subpath(output[0], strip_suffix=".svg"),
         sources=source_digest("gpipe_bench.figures"),
     shell:

@@ -14,7 +14,7 @@ rule predictions:
     conda:
         "../envs/gpipe_bench.yaml"
     params:
-        sources=source_digest("gpipe_bench.bench.published.predictions", "gpipe_bench.simulator"),
+        sources=source_digest("gpipe_bench.suite.published.predictions", "gpipe_bench.simulator"),
         torch=version("torch"),
     shell:
         "python -m gpipe_bench predictions --out {output.rows:q} > {log:q} 2>&1"

@@ -23,7 +23,7 @@ rule check_results:
         "../envs/gpipe_bench.yaml"
     params:
         parts=PLAN.allowed_parts,
-        sources=source_digest("gpipe_bench.bench.evaluation.verify"),
+        sources=source_digest("gpipe_bench.suite.evaluation.verify"),
     shell:
         "python -m gpipe_bench verify --predictions {input.predictions:q} --claims {input.claims:q}"
         " --tolerances {input.tolerances:q} {params.parts:q} --out {output:q} {input.rows:q} > {log:q} 2>&1"

@@ -13,13 +13,13 @@ import pytest
 import torch
 import yaml
 
-from gpipe_bench.bench.running import device_profile
 from gpipe_bench.emulator.handovers import seen
 from gpipe_bench.emulator.shapes import price_by
 from gpipe_bench.machine.hardware import HardwareMachine
 from gpipe_bench.machine.profile import load_profile
 from gpipe_bench.simulator.api import Model, simulate
 from gpipe_bench.simulator.constants_fit import with_constants
+from gpipe_bench.suite.running import device_profile
 from tests.emulator.bed.ticking import ticking
 
 UNET = Model("unet", {"depth": 2, "B": 1, "C": 64, "size": 192})

@@ -1,0 +1,86 @@
+"""What Snakemake says of jobs as a line each: how many, what, time left; the end of the log of a failure."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from gpipe_bench.suite.running import steps as module
+from gpipe_bench.suite.running.steps import Steps
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def record(message="", **extra):
+    made = logging.makeLogRecord({"msg": message, "levelno": logging.INFO})
+    made.__dict__.update(extra)
+    return made
+
+
+def begun(rule, **wildcards):
+    return record(event=LogEvent.JOB_INFO, rule_name=rule, wildcards=wildcards)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_says_which_job_of_how_many_and_what_is_left(clock):
+    out = io.StringIO()
+    steps = Steps({"unet-1": "measuring 1f1b, 3 repeats"}, out=out)
+    assert not steps.filter(record(event=LogEvent.RUN_INFO, stats={"run_cell": 2, "figure": 1, "total": 3}))
+    assert not steps.filter(begun("trace_virtual", experiment="ablation", variant="baseline"))
+    clock[0] = 60.0
+    assert not steps.filter(record(event=LogEvent.PROGRESS, done=1, total=3))
+    assert not steps.filter(begun("run_cell", cell="unet-1"))
+    assert out.getvalue().splitlines() == [
+        "[1/3] trace virtual ablation baseline",
+        "[2/3] measuring 1f1b, 3 repeats … about 2 min left",
+    ]
+
+
+def test_a_terminal_has_one_line_which_goes_at_the_end(clock):
+    out = Terminal()
+    steps = Steps({}, out=out)
+    for event in (begun("figure"), begun("report"), record(event=LogEvent.PROGRESS, done=2, total=2)):
+        steps.filter(event)
+    assert "\n" not in out.getvalue()
+    assert out.getvalue().endswith("\r\033[2K")
+
+
+def test_a_failure_shows_the_end_of_its_log_and_what_to_do(tmp_path):
+    log = tmp_path / "redraw.log"
+    log.write_text("".join(f"line {number}\n" for number in range(30)))
+    out = io.StringIO()
+    Steps({}, out=out).filter(record(event=LogEvent.JOB_ERROR, rule_name="redraw", log=[str(log)]))
+    first, *shown, last = out.getvalue().splitlines()
+    assert first == "failed: redraw"
+    assert shown == [f"the end of {log}:", *(f"  line {number}" for number in range(10, 30))]
+    assert last.endswith("the same command goes on from here.")
+
+
+def test_an_interruption_says_how_to_go_on():
+    out = io.StringIO()
+    assert not Steps({}, out=out).filter(record("Terminating processes on user request, this might take some time."))
+    assert out.getvalue().startswith("interrupted. Finished jobs keep their results")
+
+
+def test_warnings_and_what_has_nothing_to_do_are_passed_on():
+    steps = Steps({}, out=io.StringIO())
+    assert steps.filter(record("Nothing to be done."))
+    assert steps.filter(record("the disk is slow", levelno=logging.WARNING))
+
+
+def test_a_dry_run_is_left_to_snakemake():
+    out = io.StringIO()
+    assert Steps({}, lambda: True, out).filter(begun("figure"))
+    assert out.getvalue() == ""
