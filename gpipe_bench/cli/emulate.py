@@ -29,6 +29,7 @@ from gpipe_bench.cli.options import HOST_BOUND, tell_microbatches, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulate import TRACE_HELP
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.machine.networks import NETWORK
 from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.suite.emulated_cells import EmulatedCell
 from gpipe_bench.suite.settings import AUTO
@@ -81,6 +82,13 @@ def emulate(
             min=1, max=16, help="Run the script as torchrun does: so many ranks, each with a process and a device."
         ),
     ] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="With --nproc: hosts of the ranks, as many each.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="With --hosts: the link between them, as simulate has it.  [default: ndr400]")
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="With --nproc, list what each rank holds at its peak of memory.")
+    ] = False,
     races: Annotated[bool, typer.Option("--races", help="In a script, list accesses to memory in no order.")] = False,
 ) -> None:
     """Run a training script to its end on virtual devices, and print what its steps would take.
@@ -90,6 +98,8 @@ def emulate(
     operators that take the most time. Without a script, the engine trains a cell: that of the options, or each one in
     a file.
     """
+    if not nproc:
+        check_unused("without --nproc", hosts=hosts, network=network, memory=memory)
     if script is None and cells is not None:
         check_unused("with --cells", trace=trace, devices=devices, races=races, nproc=nproc)
         _emulate_cells(from_file(EmulatedCell, cells, only, options), names_in(timelines), needed_out(out))
@@ -106,7 +116,8 @@ def emulate(
         settings = from_options(EmulatedCell, {"profile": "h100", **options})
         if nproc:
             check_unused("with --nproc", devices=devices)
-            _emulate_ranks(script, arguments or [], settings, trace, ranks=nproc, races=races)
+            machine = {"hosts": hosts or 1, "network": network or NETWORK}
+            _emulate_ranks(script, arguments or [], settings, trace, machine, ranks=nproc, races=races, memory=memory)
         else:
             _emulate_script(script, arguments or [], settings, trace, devices=devices or 4, races=races)
 
@@ -206,21 +217,31 @@ def _check_trace(script: Path, trace: Path | None) -> None:
 
 
 def _emulate_ranks(
-    script: Path, arguments: Sequence[str], settings: EmulatedCell, trace: Path | None, *, ranks: int, races: bool
+    script: Path,
+    arguments: Sequence[str],
+    settings: EmulatedCell,
+    trace: Path | None,
+    machine: dict[str, Any],
+    *,
+    ranks: int,
+    races: bool,
+    memory: bool,
 ) -> None:
-    from gpipe_bench.cli.emulate_ranks import print_ranks, run_on_ranks
+    from gpipe_bench.cli.emulate_ranks import print_memory, print_ranks, run_on_ranks
     from gpipe_bench.emulator.build import require_virtual_devices
     from gpipe_bench.machine.profile import load_profile
 
     _check_trace(script, trace)
     hardware = load_profile(settings.profile).adapted(settings.tf32, settings.launch_us)
     require_virtual_devices()
-    run = run_on_ranks(script, arguments, hardware, ranks=ranks, races=races, host_time=settings.host_time)
+    run = run_on_ranks(script, arguments, hardware, ranks=ranks, races=races, host_time=settings.host_time, **machine)
     if run.replayed.shortage:
         typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)
         raise typer.Exit(1)
     output().print(_title(settings, hardware, ranks), style="bold")
     print_ranks(run)
+    if memory:
+        print_memory(run)
     if races:
         _print_races(run.races, run)
     if trace is not None:

@@ -21,13 +21,24 @@ _GIB = 2**30
 
 
 def run_on_ranks(
-    script: Path, arguments: Sequence[str], profile: Profile, *, ranks: int, races: bool, host_time: bool
+    script: Path,
+    arguments: Sequence[str],
+    profile: Profile,
+    *,
+    ranks: int,
+    hosts: int,
+    network: str,
+    races: bool,
+    host_time: bool,
 ) -> RanksRun:
     """Run a script on ranks; ends with status 1 where it fails, and with 3 where it would hang."""
     from gpipe_bench.emulator.torchrun import run_ranks
 
     try:
-        run = run_ranks(script, arguments, ranks=ranks, profile=profile, races=races, host_time=host_time)
+        run = run_ranks(
+            script, arguments, ranks=ranks, profile=profile, races=races, host_time=host_time, hosts=hosts,
+            network=network,
+        )  # fmt: skip
     except TraceError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
@@ -44,6 +55,9 @@ def print_ranks(run: RanksRun) -> None:
     from gpipe_bench.emulator.device_times import device_times
 
     console = output()
+    if not any(record.kind in {"kernel", "copy", "meet"} for record in run.records):
+        console.print("no virtual device was used, and tensors of the CPU take no virtual time: put some on cuda")
+        return
     common = run.common_ends_ns
     steps = run.step_times_ms
     if not steps:
@@ -63,4 +77,17 @@ def print_ranks(run: RanksRun) -> None:
         peaks = memory[rank] if rank < len(memory) else None
         sizes = (peaks.peak_allocated, peaks.peak_reserved) if peaks else (0, 0)
         grid.add(str(rank), f"{median(own):.3f}" if own else "-", *shares, *(f"{size / _GIB:.3f}" for size in sizes))
+    console.print(grid)
+
+
+def print_memory(run: RanksRun) -> None:
+    """What each rank holds at its peak of memory."""
+    from gpipe_bench.emulator.peaks import held_at_peak
+
+    console = output()
+    console.print("at the peak of its tensors, each rank holds what was first written by:")
+    grid = Grid([Column("rank"), Column("operator or message", text=True), Column("blocks"), Column("MiB")])
+    for rank in range(run.ranks):
+        for held in held_at_peak(run.records, run.replayed, rank):
+            grid.add(str(rank), held.source, str(held.blocks), f"{held.nbytes / 2**20:.4f}")
     console.print(grid)

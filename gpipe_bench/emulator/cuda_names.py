@@ -6,6 +6,7 @@ such as the compute capability, is an error.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -158,6 +159,10 @@ def cuda_names(profile: Profile) -> Iterator[None]:
             replace(device_module, name, function)
     for owner, default in ((torch.autocast, None), (torch.amp.GradScaler, "cuda")):
         replace(owner, "__init__", _first_named(owner.__init__, default))
+    # What copies a checkpoint to the CPU asks for the device type whose tensors it must copy.
+    for module in (torch._utils, sys.modules.get("torch.distributed.checkpoint.filesystem")):  # noqa: SLF001 - where it is
+        if module is not None:
+            replace(module, "_get_available_device_type", lambda: NAME)
     plain = mesh.init_device_mesh
     for place in (mesh, torch.distributed):
         replace(place, "init_device_mesh", lambda kind, *args, **options: plain(virtual(kind), *args, **options))

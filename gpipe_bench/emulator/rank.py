@@ -58,7 +58,7 @@ class RankTrace:
 def main(out: str, profile_path: str, races: str, script: str, *arguments: str) -> int:
     """Run the script; the exit status."""
     profile: Profile = pickle.loads(Path(profile_path).read_bytes())  # noqa: S301 - as above
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
     store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=False, wait_for_workers=False)
     rendezvous = Rendezvous(PrefixStore("emulated", store), rank)

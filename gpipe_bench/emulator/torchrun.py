@@ -33,7 +33,8 @@ from gpipe_bench.emulator.rank import RankTrace
 from gpipe_bench.emulator.script import step_ends
 from gpipe_bench.errors import ConfigError, TraceError
 from gpipe_bench.machine.hardware import HardwareMachine
-from gpipe_bench.machine.profile import Profile
+from gpipe_bench.machine.networks import NETWORK, machine_of
+from gpipe_bench.machine.profile import Link, Profile
 from gpipe_bench.machine.replay import Replay, Replayed
 from gpipe_bench.machine.trace import KINDS, ROW_TYPE, Record, Row, Trace
 
@@ -110,6 +111,8 @@ def run_ranks(
     profile: Profile,
     races: bool,
     host_time: bool,
+    hosts: int = 1,
+    network: str | Link = NETWORK,
     timeout_s: float = 1800,
 ) -> RanksRun:
     """Run a script once on each rank, each with its device ``LOCAL_RANK``, and replay them together.
@@ -117,22 +120,25 @@ def run_ranks(
     Args:
         script: a Python file for ``torchrun``.
         arguments: of the script.
-        ranks: how many processes, all on one host.
+        ranks: how many processes.
         profile: hardware of each device.
         races: whether to look for accesses that nothing orders, in each rank.
         host_time: whether launches take the host time.
+        hosts: that have the ranks, as many each, host after host.
+        network: between hosts: a link, or a name of one in ``machine/networks.yaml`` or the profile.
         timeout_s: seconds of this machine after which ranks that still run are ended.
 
     Raises:
-        ConfigError: there is no such file, or a rank uses a device of another one.
+        ConfigError: there is no such file or network, hosts do not divide the ranks, or a rank uses a device of another
+            one.
         TraceError: a rank failed or did not end; its own words are on stderr.
     """
     if not script.is_file():
         raise ConfigError([f"script must be a Python file, got {str(script)!r}; check the path"])
+    machine = machine_of(profile, hosts=hosts, devices=ranks, network=network)
     with TemporaryDirectory() as folder:
-        left = _recorded(script, arguments, ranks, profile, races, timeout_s, Path(folder))
-    trace, starts, messages = merged(left)
-    machine = HardwareMachine(profile)
+        left = _recorded(script, arguments, (ranks, ranks // hosts), profile, races, timeout_s, Path(folder))
+    trace, starts, messages = merged(left, ranks // hosts)
     # Each process has an interpreter of its own.
     machine.lock_permille = 0
     price(trace, messages, machine)
@@ -161,8 +167,15 @@ def run_ranks(
 
 
 def _recorded(  # noqa: PLR0917 - as run_ranks, and where files go
-    script: Path, arguments: Sequence[str], ranks: int, profile: Profile, races: bool, timeout_s: float, folder: Path
+    script: Path,
+    arguments: Sequence[str],
+    counts: tuple[int, int],
+    profile: Profile,
+    races: bool,
+    timeout_s: float,
+    folder: Path,
 ) -> list[RankTrace]:
+    """What each rank leaves; ``counts``: all ranks, and those of a host."""
     from torch._C._distributed_c10d import TCPStore
 
     from gpipe_bench.emulator.build import built
@@ -173,15 +186,15 @@ def _recorded(  # noqa: PLR0917 - as run_ranks, and where files go
         port = probe.getsockname()[1]
     # As torchrun's agent: the store outlives each rank.
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    ranks, local = counts
     count = str(ranks)
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": count,
-        "LOCAL_WORLD_SIZE": count,
-        "GROUP_WORLD_SIZE": "1",
-        "GROUP_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_WORLD_SIZE": str(ranks // local),
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": count,
         "TORCHELASTIC_RUN_ID": "emulated",
@@ -195,7 +208,8 @@ def _recorded(  # noqa: PLR0917 - as run_ranks, and where files go
     processes = []
     for rank in range(ranks):
         words = [str(folder / str(rank)), str(folder / "profile"), "races" if races else "none", str(script)]
-        numbers = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
+        numbers = {"RANK": str(rank), "ROLE_RANK": str(rank)}
+        numbers |= {"LOCAL_RANK": str(rank % local), "GROUP_RANK": str(rank // local)}
         environment = {**os.environ, **shared, **numbers}
         processes.append(subprocess.Popen([*own, *words, *arguments], env=environment))
     try:
@@ -232,8 +246,10 @@ def _threads(rank: RankTrace) -> int:
     return 1 + max((int(number) for number in np.frombuffer(rank.rows, ROW_TYPE)["thread"]), default=rank.main)
 
 
-def merged(left: Sequence[RankTrace]) -> tuple[Trace, list[int], list[Message]]:
+def merged(left: Sequence[RankTrace], local: int) -> tuple[Trace, list[int], list[Message]]:
     """The traces of ranks after each other, with numbers that differ; where each begins; and the messages.
+
+    A rank's device is its place among the ``local`` ranks of a host there, and its rank in the merged trace.
 
     Raises:
         ConfigError: a rank uses a device of another one.
@@ -244,11 +260,12 @@ def merged(left: Sequence[RankTrace]) -> tuple[Trace, list[int], list[Message]]:
     for rank, one in enumerate(left):
         own = np.frombuffer(one.rows, ROW_TYPE).copy()
         touched = np.frombuffer(one.accesses, np.int64).reshape(-1, 3).copy()
-        used = sorted(set(own["device"].tolist()) - {-1, rank})
+        used = sorted(set(own["device"].tolist()) - {-1, rank % local})
         if used:
             got = f"got work of rank {rank} on device {used[0]}"
             mend = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
             raise ConfigError([f"a rank must use the device of its LOCAL_RANK alone, {got}; {mend}"])
+        own["device"] += np.where(own["device"] >= 0, rank - rank % local, 0)
         own["name"] = np.array([names.setdefault(name, len(names)) for name in one.names], np.int32)[own["name"]]
         for field in ("first_read", "first_write", "end_write"):
             own[field] += access

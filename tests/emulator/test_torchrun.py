@@ -12,7 +12,6 @@ from gpipe_bench.emulator.torchrun import run_ranks
 from gpipe_bench.errors import TraceError
 from gpipe_bench.machine.hardware import HardwareMachine
 from gpipe_bench.machine.profile import load_profile
-from gpipe_bench.simulator import simulate
 from tests.processes import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,10 +103,6 @@ if numbers.sum().item() > 1:  # reads
     print("taken")
 """
 
-# What the example takes unless told.
-WIDTH, ROWS, LAYERS, CHUNKS = 4096, 4096, 32, 8
-PIPELINE = ROOT / "examples" / "emulated" / "torchrun_pipeline.py"
-
 
 def written(folder, text):
     script = folder / "train.py"
@@ -181,25 +176,8 @@ def test_reading_a_value_that_no_device_has_is_an_error(tmp_path, capfd):
     assert told.count("if numbers.sum().item() > 1:  # reads") == 2
 
 
-def test_pytorchs_1f1b_agrees_with_the_simulator():
-    import torch
-    from torch import nn
-
-    found = run(PIPELINE)
-    with torch.device("meta"):
-        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
-        sample = torch.empty(CHUNKS * ROWS, WIDTH)
-    step = simulate(
-        model,
-        balance=[LAYERS // 2] * 2,
-        batch_size=CHUNKS * ROWS,
-        chunks=CHUNKS,
-        checkpoint="never",
-        schedule="1f1b",
-        profile="h100",
-        sample=sample,
-        loss=nn.functional.mse_loss,
-        target=sample,
-    )
-    assert len(found.step_times_ms) == 2
-    assert found.step_times_ms[-1] == pytest.approx(step.step_time_ms, rel=0.002)
+def test_the_example_of_processes_runs_on_the_cpu_as_it_does_without():
+    shown = command(["emulate", "--nproc", 2, ROOT / "examples" / "distributed.py"], ROOT)
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"^loss 0\.\d{4}$", shown.stdout, re.MULTILINE)
+    assert "no virtual device was used" in shown.stdout
