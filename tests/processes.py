@@ -17,6 +17,7 @@ CONTEXT.set_forkserver_preload([
     "gpipe_bench.engine.gpipe",
     "gpipe_bench.cli.emulate",
     "gpipe_bench.emulator.script",
+    "torch.distributed.pipelining",
     "torch.fx.experimental.symbolic_shapes",  # what a first backward pass imports
     "pytest",  # what a process of pytest begins with
 ])  # fmt: skip

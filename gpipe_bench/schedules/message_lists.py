@@ -8,7 +8,8 @@ Three forms of a file, each with a line for each rank and a comma between fields
 
 Calls are ``send``, ``recv``, ``isend`` and ``irecv`` with the rank of the other process, and where they have it
 ``tag N`` and ``name WORD``, what travels. ``batch(isend 1; irecv 1)`` is a call of ``batch_isend_irecv``. ``wait 0``
-waits for the first message that this rank began, ``wait`` alone for all so far. A line may be empty.
+waits for the first message that this rank began, ``wait`` alone for all so far for which nothing has waited. A line may
+be empty.
 """
 
 from __future__ import annotations
@@ -154,9 +155,12 @@ def _called(rows: Sequence[Sequence[str]]) -> list[list[Step]]:
     for rank, row in enumerate(rows):
         steps: list[Step] = []
         count = 0
+        waited: set[int] = set()
         for field in row:
             if waits := _WAIT.fullmatch(field):
-                steps.append(Wait(field, (int(waits[1]),) if waits[1] else tuple(range(count))))
+                numbers = [int(waits[1])] if waits[1] else [one for one in range(count) if one not in waited]
+                steps.append(Wait(field, (*numbers,), again=not waited.isdisjoint(numbers)))
+                waited.update(numbers)
             elif calls := _calls(field):
                 steps.append(Begin(tuple(message for message, _ in calls)))
                 blocks = tuple(count + k for k, (_, waits_itself) in enumerate(calls) if waits_itself)

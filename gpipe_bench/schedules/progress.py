@@ -6,7 +6,8 @@
         print(line)
 
 A process works through its list. It begins a message and goes on; it stops only where it waits for one. A message has
-ended once its send and its receive have met: a *rendezvous*. What may keep two of them apart is the order of a queue:
+ended once its send and its receive have met: a *rendezvous*. gloo does so for every size, as real processes show in
+``tests/distributed/random_lists.py``. What may keep two of them apart is the order of a queue:
 
     channels     what shares a queue in a process                            who works like this
     gloo         messages from a rank to a rank with a tag                   gloo, and MPI without buffers
@@ -67,6 +68,8 @@ class Wait(NamedTuple):
     """How the list calls it, as in ``2F0`` or ``wait 3``."""
     messages: tuple[int, ...]
     """Numbers of the messages in the order in which this process begins them, from 0; some may come later."""
+    again: bool = False
+    """Whether a call waits for a message for which an earlier one has waited: over gloo it never returns."""
 
 
 Step = Begin | Wait
@@ -93,7 +96,9 @@ class _Rank:
     def missing(self) -> list[int]:
         """What the next step waits for."""
         step = self.steps[0] if self.steps else Wait("", tuple(range(len(self.begun))))
-        return [one for one in step.messages if one not in self.ended] if isinstance(step, Wait) else []
+        if isinstance(step, Begin):
+            return []
+        return [one for one in step.messages if one not in self.ended or step.again]
 
 
 def stuck(lists: Lists, channels: str, *, batched: bool = False) -> tuple[str, ...]:
@@ -113,7 +118,7 @@ def stuck(lists: Lists, channels: str, *, batched: bool = False) -> tuple[str, .
     if channels not in CHANNELS:
         raise ScheduleError([f"channels must be one of {', '.join(CHANNELS)}, got {channels!r}; correct it"])
     _refuse_strangers(lists)
-    ranks = [_Rank(deque(_batches(steps) if batched else steps)) for steps in lists]
+    ranks = [_Rank(deque(_batches(steps) if batched else steps)) for steps in _under(lists, channels)]
     mixed: list[str] = []
     moved = True
     while moved:
@@ -130,7 +135,8 @@ def stuck(lists: Lists, channels: str, *, batched: bool = False) -> tuple[str, .
 def assumptions(channels: str, *, batched: bool = False) -> str:
     """Under which rules :func:`stuck` has proven that lists end."""
     queue = {
-        "gloo": "messages of one tag from a rank to a rank are paired in order, and none holds up another",
+        "gloo": "messages of one tag from a rank to a rank are paired in order, and none holds up another;"
+        " no call waits twice for a message",
         "group": "all messages of a rank share one queue",
         "pair": "all messages between two ranks share one queue, both ways",
         "direction": "all forward messages of a rank share one queue, and all backward ones another",
@@ -138,6 +144,13 @@ def assumptions(channels: str, *, batched: bool = False) -> str:
     }[channels]
     batches = "" if channels == "gloo" else "; a batch ends as a whole"
     return f"a send ends with its receive; {queue}{batches}{'; messages in a row are one batch' if batched else ''}"
+
+
+def _under(lists: Lists, channels: str) -> Lists:
+    """The lists, where only gloo minds a second wait for a message."""
+    if channels == "gloo":
+        return lists
+    return [[step._replace(again=False) if isinstance(step, Wait) else step for step in steps] for steps in lists]
 
 
 def _refuse_strangers(lists: Lists) -> None:
@@ -248,10 +261,12 @@ def _told(ranks: Sequence[_Rank], number: int) -> str:
     known = [rank.begun[one].label for one in missing if one < len(rank.begun)]
     later = len(missing) - len(known)
     what = [*dict.fromkeys(known)][:_SHOWN] + ["a message that it begins only later"] * bool(later)
-    place = rank.steps[0].label if rank.steps and isinstance(rank.steps[0], Wait) else "the end of its list"
+    step = rank.steps[0] if rank.steps else None
+    place = step.label if isinstance(step, Wait) else "the end of its list"
+    before = ", for which it has waited before" * (isinstance(step, Wait) and step.again)
     firsts = [rank.begun[one] for row in rank.queues.values() if row for one in row[0]]
     heads = ", ".join(f"{first.label} (with rank {first.peer})" for first in firsts[:_SHOWN])
     more = f" and {len(firsts) - _SHOWN} more" if len(firsts) > _SHOWN else ""
-    return f"rank {number} is stuck at {place}: waits for {', '.join(what)}" + (
+    return f"rank {number} is stuck at {place}: waits for {', '.join(what)}{before}" + (
         f"; next in its queues: {heads}{more}" if heads else ""
     )
