@@ -30,6 +30,8 @@ _LEADING_IN: Final = FONT_PT * 1.25 / 72
 _TITLE_IN: Final = TITLE_PT * 1.3 / 72
 _TOP_IN: Final = 0.05
 _GUESS_IN: Final = 0.4
+_APART_PT: Final = 4.0
+"""Between a title and the badges beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def heading(title: str, evidence: Sequence[str], setting: str, width_in: float) 
     """A title with a badge for each kind of evidence at the right of its first line, and the setting below."""
     badges = sum(text_width_pt(kind, bold=True) + 9 for kind in evidence)
     width = (width_in - 2 * _MARGIN_IN) * 72
-    titles = wrap(title, width, TITLE_PT, bold=True, first_pt=width - badges)
+    titles = wrap(title, width, TITLE_PT, bold=True, first_pt=width - badges - _APART_PT)
     lines = wrap(setting, width)
 
     def draw(axes: Axes, _: Any) -> None:

@@ -102,7 +102,7 @@ def _finding(model: str, what: str, lines: Sequence[_Line], drawn: str) -> str:
     if not errors or drawn == "published":
         return f"{model}: {drawn} {what}"
     ends = [f"{100 * error:+.1f}".replace("-", "\N{MINUS SIGN}") for error in (min(errors), max(errors))]
-    if len(errors) == 1:
+    if ends[0] == ends[1]:
         return f"{model}: {drawn} {what} is {ends[0]}\u00a0% from the published one"
     return f"{model}: {drawn} {what} is {ends[0]} to {ends[1]}\u00a0% from the published"
 

@@ -166,12 +166,19 @@ def _scaling_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
     """A panel for each model and type of device, over numbers of devices."""
     groups = {name: group for name, every in _groups(cells).items() if (group := _alike(every))}
     heads = [group[0].row for group in groups.values()]
-    modes = " or ".join(dict.fromkeys(f"{row.chunks} micro-batches, checkpoint {row.checkpoint}" for row in heads))
+    modes = [*dict.fromkeys(f"{row.chunks} micro-batches, checkpoint {row.checkpoint}" for row in heads)]
+    if len(modes) > 1:
+        # A panel says its own.
+        modes = [f"checkpoint {listing([*dict.fromkeys(row.checkpoint for row in heads)])}"]
+        groups = {
+            name.replace(first := name.partition("\n")[0], f"{first}, m = {row.chunks}", 1): group
+            for (name, group), row in zip(groups.items(), heads, strict=True)
+        }
     handles = [
         Line2D([], [], label=one.name, linewidth=1.2, **{**mark_style(one.mark), "linestyle": "-"}) for one in _FAMILIES
     ]
     return [
-        heading(_scaling_finding(groups), [cells[0].row.evidence], modes, width_in),
+        heading(_scaling_finding(groups), [cells[0].row.evidence], modes[0], width_in),
         *_rows(groups, _draw_scaling, ("throughput over 1f1b", "devices")),
         legend(handles, 2),
         note("A line is the fastest schedule of its family on so many devices. A gap: none fits the memory.", width_in),

@@ -186,7 +186,10 @@ def _draw(axes: Axes, shown: _Map, *, first: bool, bottom: bool) -> None:
         axes.text(x, y, _short(value), ha="center", va="center_baseline", color=_ink(ground))
         if point is shown.best:
             edge = shown.quantity.frame
-            frame = Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="none", edgecolor=edge, linewidth=1.6, zorder=4)
+            # Around the cell, not into it, where it would touch the number.
+            frame = Rectangle(
+                (x - 0.54, y - 0.59), 1.08, 1.18, facecolor="none", edgecolor=edge, linewidth=1.6, zorder=4
+            )
             axes.add_patch(frame)
             frame.set_clip_on(False)
 

@@ -154,6 +154,25 @@ def test_scaling_says_from_how_many_devices_on_zero_bubble_is_ahead(texts_of):
     assert not any("beat 1F1B" in text for text in behind[len(ahead) :])
 
 
+def test_panels_of_several_micro_batches_say_their_own(texts_of):
+    def words(*counts):
+        cells = [
+            cell(10.0, 1.0, name, p, chunks=m, model=f"net{m}")
+            for m in counts
+            for name in ("1f1b", "zb_h1")
+            for p in (2, 4)
+        ]
+        with drawing():
+            return " ".join(text.get_text() for text, _ in texts_of(SCALING.canvas(cells)))
+
+    both = words(16, 64)
+    one = words(16)[len(both) :]
+    assert "net16, h9, m = 16\n" in both
+    assert "net64, h9, m = 64\n" in both
+    assert "16 micro-batches, checkpoint never" in one
+    assert "m = 16" not in one
+
+
 def test_marks_of_schedules_differ_in_shape_and_colour():
     assert len({mark.shape for mark in MARKS.values()}) == len({mark.colour for mark in MARKS.values()}) == len(MARKS)
 

@@ -20,6 +20,7 @@ from gpipe_bench.playground.page import export
 from gpipe_bench.playground.questions import ask
 from gpipe_bench.playground.server import local_server
 from gpipe_bench.schedules import check, moved, named_schedule, read_csv, timing, to_csv
+from scripts.playground_speed import redrawn, table
 from tests.playground.pyodide import CACHE, pyodide_folder
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -269,6 +270,14 @@ def test_nothing_is_cut_on_a_telephone(browser, port, scheme):
     assert paper == {"light": "rgb(246, 247, 249)", "dark": "rgb(14, 18, 23)"}[scheme]
     assert page.faults == []
     page.tab.context.close()
+
+
+def test_the_benchmark_reads_the_times_of_the_page(browser, port):
+    found = redrawn(browser, f"http://127.0.0.1:{port}/", 2)
+    assert {name: len(times) for name, times in found.items()} == {"shown schedule": 2, "all schedules": 2}
+    first, everything = found.values()
+    assert all(one <= two for one, two in zip(first, everything, strict=True))
+    assert [*table("engine", {"all": [3.0, 1.0, 2.0]})] == ["| engine | all | 2 | 1 to 3 |"]
 
 
 def test_a_static_page_is_drawn_without_python(browser, tmp_path):
