@@ -85,15 +85,25 @@ def errors_table() -> str:
 
 
 def transferred_table() -> str:
-    """A line per published run on hardware that has constants from elsewhere, but those of :func:`lengths_table`."""
-    lines, rows = [], _predictions()
-    for row in plain_records(rows[(rows["role"] == "transferred") & ~rows["table"].str.startswith(_LENGTHS)]):
-        scale, unit = (100, " %") if row["metric"].endswith("_fraction") else (1, "")
-        digits = 1 if scale * row["published"] >= 10 else 2
-        values = (f"{scale * row[kind]:.{digits}f}{unit}" for kind in ("published", "simulated"))
-        name = f"`{row['table']}` `{row['experiment']}`"
-        lines.append([name, _NAMES[row["metric"]], *values, f"{row['error_fraction']:+.1%}"])
-    return markdown(["run", "quantity", "published", "simulated", "error"], lines)
+    """Runs on hardware that has constants from elsewhere, by system or schedule, but those of :func:`lengths_table`."""
+    rows = _predictions()
+    rows = rows[(rows["role"] == "transferred") & ~rows["table"].str.startswith(_LENGTHS)]
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in plain_records(rows):
+        # The end of a name is the system or the schedule; that of nanotron's is a number of replicas.
+        run = "" if row["table"].startswith("nanotron") else row["experiment"].rpartition("-")[2]
+        name = f"`{row['table']}` `{run}`" if run else f"`{row['table']}`"
+        groups.setdefault((name, _NAMES[row["metric"]]), []).append(row["error_fraction"])
+    lines = [
+        [
+            *group,
+            str(len(errors)),
+            f"{sum(map(abs, errors)) / len(errors):.1%}",
+            f"{min(errors):+.1%} to {max(errors):+.1%}",
+        ]
+        for group, errors in groups.items()
+    ]
+    return markdown(["runs", "quantity", "cells", "mean absolute error", "from, to"], lines)
 
 
 def lengths_table() -> str:
