@@ -219,12 +219,16 @@ def _over(values: Values, others: Values) -> Values:
 
 
 def table(found: Mapping[str, Values]) -> str:
-    """The effects as a Markdown table, in percent; changes of less than half a percent are left empty."""
+    """The effects as a Markdown table, in percent; changes of less than half a percent are left out."""
     lines = [f"| left out | {' | '.join(_CELLS)} |", f"|---|{'--:|' * len(_CELLS)}"]
+    small = []
     for name, shares in found.items():
         cells = [_percent(shares[cell], always=name.startswith("nothing")) for cell in _CELLS]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        else:
+            small.append(name)
+    return "\n".join([*lines, "", f"Less than half a percent in every cell: {'; '.join(small)}."])
 
 
 def _percent(share: float | None, *, always: bool) -> str:
