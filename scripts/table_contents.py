@@ -216,11 +216,11 @@ def _is(precision: str, *, overlap: bool = True) -> Callable[[Record], bool]:
     return fits
 
 
-def residuals_table(hosts: int) -> str:
-    """A line per schedule, on H100s: samples/s and GiB of each network, and tensors that go forward per micro-batch."""
+def residuals_table() -> str:
+    """A line per schedule, on H100s of one host: samples/s and GiB of each network, tensors forward per micro-batch."""
     table = "simulated/h100/residuals"
     rows = _read(table, Row)
-    rows = rows[rows["hosts"] == hosts]
+    rows = rows[rows["hosts"] == 1]
     fullest = _read(f"{table}_devices").groupby("cell")["peak_allocated_gib"].max()
     columns = {
         "plain": rows["model"] == "decoder",
@@ -443,8 +443,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
         [("vit", 8, 16), ("gpt2-xl", 32, 64)],
         {"with overlap": _is("float32"), "without overlap": _is("float32", overlap=False)},
     ),
-    "residuals": partial(residuals_table, 1),
-    "residuals-hosts": partial(residuals_table, 4),
+    "residuals": residuals_table,
     "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
