@@ -23,10 +23,11 @@ def judge(  # noqa: PLR0917 - options, which have names on the command line
 ) -> None:
     """Run engines on behaviours; exit status 1 where one is wrong, raises or hangs.
 
-    Names are gpipe_bench, gpipe_bench_processes, torchgpipe, fairscale, pipelining, plain and reference.
+    Names are gpipe_bench, gpipe_bench_processes, torchgpipe, fairscale, pipelining, d9d, plain and reference.
     """
     from gpipe_bench.judge.behaviours import BEHAVIOURS
     from gpipe_bench.judge.runner import adapter_of, judged
+    from gpipe_bench.measure.host import host_facts
 
     chosen = [*(engines or ()), *(engine or ())]
     problems = [
@@ -39,7 +40,9 @@ def judge(  # noqa: PLR0917 - options, which have names on the command line
     if problems:
         raise ConfigError(problems)
     versions = {name: adapter_of(name).version for name in chosen}
-    rows = [["engine", "version", "behaviour", "verdict", "seed", "setting", "detail"]]
+    rows = [["engine", "version", "behaviour", "verdict", "seed", "setting", "detail", "torch", "commit", "dirty"]]
+    facts = host_facts()
+    ran = [str(facts[name] if facts[name] is not None else "") for name in ("torch", "commit", "dirty")]
     failed = False
     for name in chosen:
         counts: dict[str, int] = {}
@@ -47,7 +50,7 @@ def judge(  # noqa: PLR0917 - options, which have names on the command line
         for behaviour, verdict in judged(name, only or BEHAVIOURS, seed, limit_s):
             counts[verdict.kind] = counts.get(verdict.kind, 0) + 1
             rows.append(
-                [name, versions[name], behaviour, verdict.kind, str(seed), verdict.setting, verdict.detail]
+                [name, versions[name], behaviour, verdict.kind, str(seed), verdict.setting, verdict.detail, *ran]
             )  # fmt: skip
             if verdict.kind != "ok":
                 typer.echo(f"  {behaviour:<22} {verdict.kind:<7} {verdict.setting}")

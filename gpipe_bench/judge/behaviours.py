@@ -243,6 +243,14 @@ def _all() -> Iterator[Behaviour]:
         (Setup(2, 2, replicas=2),),
         needs="replicas",
     )
+    yield add(
+        "tensor parallel",
+        "two processes share each partition",
+        each(own.Sharded),
+        scripts.sharded,
+        (Setup(2, 2, shards=2), Setup(2, 4, "always", shards=2)),
+        needs="shards",
+    )
 
 
 BEHAVIOURS = {behaviour.name: behaviour for behaviour in _all()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpipe_bench.judge.behaviours import BEHAVIOURS
 from gpipe_bench.judge.protocol import Case, Notes
-from gpipe_bench.judge.runner import HANGS, adapter_of, play
+from gpipe_bench.judge.runner import HANGS, adapter_of, cases_of, play
 
 _START_S: Final = 120.0
 """Seconds that processes may take to import PyTorch and the engine."""
@@ -34,7 +34,7 @@ def serve(engine: str, rank: int, world: int, port: int, tasks: Any, answers: An
     answers.put((rank, {}, ""))
     while (task := tasks.get()) is not None:
         behaviour, seed, index = task
-        case = BEHAVIOURS[behaviour].cases(seed, adapter.per_device)[index]
+        case = cases_of(BEHAVIOURS[behaviour], seed, adapter)[index]
         notes, error = play(adapter, case, rank)
         plain = {name: value.numpy() if isinstance(value, Tensor) else value for name, value in notes.items()}
         answers.put((rank, plain, error))
@@ -95,7 +95,7 @@ class Children:
 
     def run(self, behaviour: str, seed: int, index: int, case: Case) -> tuple[Notes, str]:
         """Play one case."""
-        world = case.setup.n * case.setup.replicas if self.processes else 1
+        world = case.setup.n * case.setup.copies if self.processes else 1
         if world not in self.groups:
             self.groups[world] = _Group(self.engine, world)
         group = self.groups[world]

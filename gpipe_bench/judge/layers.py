@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpipe_bench.judge.pipes import mesh_of
+from gpipe_bench.judge.protocol import Setup
 from gpipe_bench.skip import pop, skippable, stash
 
 WIDTH = 6
@@ -243,3 +245,63 @@ class Typed(Block):
     def forward(self, x: Tensor) -> Any:
         self.dtype = str((x.float() @ torch.eye(WIDTH)).dtype)
         return super().forward(x)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over a group, forward or backward; the other way the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, backward: bool) -> Tensor:
+        ctx.group, ctx.backward = group, backward
+        return x.view_as(x) if backward else _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _summed(grad, ctx.group) if ctx.backward else grad, None, None
+
+
+def _summed(x: Tensor, group: Any) -> Tensor:
+    total = x.detach().clone()
+    torch.distributed.all_reduce(total, group=group)
+    return total
+
+
+class Sharded(nn.Module):
+    """Two matrices with tanh between them. Each process of a group has columns of the first and rows of the second.
+
+    These are the layers of Megatron-LM (https://arxiv.org/abs/1909.08053, section 3): one sum over the group in
+    forward, one in backward.
+    """
+
+    setup: Setup | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(WIDTH, 2 * WIDTH) / 2)
+        self.down = nn.Parameter(torch.randn(2 * WIDTH, WIDTH) / 2)
+
+    @property
+    def group(self) -> Any:
+        """The processes that share the layer; None in one process."""
+        return self.setup and mesh_of(self.setup.shards, self.setup.n)["copies"].get_group()
+
+    def shard(self, setup: Setup) -> None:
+        """Keep the part of this process; parameters stay the same objects."""
+        self.setup = setup
+        place = torch.distributed.get_rank(self.group)
+        self.up.data = self.up.data.chunk(setup.shards, 1)[place].clone()
+        self.down.data = self.down.data.chunk(setup.shards, 0)[place].clone()
+
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        """The gradient of the whole matrix from those of all processes."""
+        if self.group is None:
+            return part
+        parts = [torch.empty_like(part) for _ in range(torch.distributed.get_world_size(self.group))]
+        torch.distributed.all_gather(parts, part, group=self.group)
+        return torch.cat(parts, 1 if name == "up" else 0)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.group is None:
+            return torch.tanh(x @ self.up) @ self.down
+        part: Tensor = _Sum.apply(x, self.group, True)  # type: ignore[no-untyped-call, unused-ignore]
+        return _Sum.apply(torch.tanh(part @ self.up) @ self.down, self.group, False)  # type: ignore[no-untyped-call, unused-ignore]

@@ -30,6 +30,7 @@ class Setup:
         per_device: partitions on each device.
         defaults: whether the adapter leaves every option that the engine has a default for.
         replicas: pipelines that share a batch; each has n processes.
+        shards: processes that share each partition, by tensor parallelism.
         cut: layers per partition; empty: see :meth:`balance`.
         devices: a name for each device; empty: all are the CPU.
     """
@@ -40,8 +41,14 @@ class Setup:
     per_device: int = 1
     defaults: bool = False
     replicas: int = 1
+    shards: int = 1
     cut: tuple[int, ...] = ()
     devices: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> int:
+        """How many pipelines of n processes there are: replicas, or shards."""
+        return self.replicas * self.shards
 
     @property
     def places(self) -> list[str]:
@@ -71,12 +78,12 @@ class Loss:
     call: Callable[[Any, Any], Tensor]
     reduction: Any = "mean"
 
-    def shares(self, target: Any, chunks: int) -> Callable[[Any], float]:
+    def shares(self, target: Any) -> Callable[[Any], float]:
         """By what the loss of a micro-batch is multiplied, so that the products add up; for engines without a word."""
         if self.reduction == "sum":
             return lambda _: 1.0
         if self.reduction == "mean":
-            return lambda _: 1 / chunks
+            return lambda part: len(part) / len(target)
         total = self.reduction(target)
         return lambda part: self.reduction(part) / total
 
@@ -109,6 +116,8 @@ class Adapter(Protocol):
         per_device: partitions on each device.
         limits: what the engine says that it does not do, with the place where it says so; by a need of cases, by a
             behaviour, or by a behaviour and a checkpoint mode, ``spectral norm/always``.
+
+    An adapter may have a function ``fitted``, from the setup of a case to one that its schedule can run.
     """
 
     version: str
@@ -165,6 +174,10 @@ class Session:
         adapter: of the engine.
         case: to run.
         rank: of this process among those of all pipelines.
+
+    Attributes:
+        copies: pipelines: replicas, or shards of one.
+        copy: which one of them this process belongs to.
     """
 
     def __init__(self, adapter: Adapter, case: Case, rank: int = 0) -> None:
@@ -174,7 +187,11 @@ class Session:
         names = {id(p): name for name, p in self.model.named_parameters()}
         self.notes: Notes = {}
         self.case, self.steps = case, 0
-        self.replicas, self.replica = (case.setup.replicas, rank // case.setup.n) if adapter.processes else (1, 0)
+        self.copies, self.copy = (case.setup.copies, rank // case.setup.n) if adapter.processes else (1, 0)
+        if adapter.processes and case.setup.shards > 1:
+            for module in self.model:
+                layer: Any = module
+                layer.shard(case.setup)
         self.pipe = adapter.build(self.model, case.setup)
         own = [module for each in self.pipe.own() for module in each.modules()]
         ids = {id(p) for module in own for p in module.parameters()}
@@ -213,5 +230,5 @@ class Session:
     def note(self, name: str, value: Any) -> None:
         """Note a value as it is now; None is not noted."""
         if value is not None:
-            name = f"replica {self.replica} {name}" if self.replica else name
+            name = f"copy {self.copy} {name}" if self.copy else name
             self.notes[name] = value.detach().clone() if isinstance(value, Tensor) else value

@@ -5,18 +5,26 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.judge.behaviours import BEHAVIOURS
-from gpipe_bench.judge.protocol import Adapter, Behaviour, Case, Notes, Session
+from gpipe_bench.judge.protocol import Adapter, Behaviour, Case, Notes, Session, Setup
 from gpipe_bench.util.nearest import nearest
 
-ENGINES: Final = ("gpipe_bench", "gpipe_bench_processes", "torchgpipe", "fairscale", "pipelining", "plain", "reference")
+ENGINES: Final = (
+    *("gpipe_bench", "gpipe_bench_processes", "torchgpipe", "fairscale", "pipelining", "d9d", "plain", "reference"),
+)
 """Engines with an adapter in this package."""
+
+_INSTALLED_BY: Final = {
+    "torchgpipe": "pip install --no-deps torchgpipe==0.0.7",
+    "fairscale": "pip install --no-deps fairscale==0.4.13",
+    "d9d": "pip install d9d==0.24.0 'torch>=2.14', in an environment of its own",
+}
 
 HANGS: Final = "no answer within"
 
@@ -68,7 +76,9 @@ def adapter_of(engine: str) -> Adapter:
             return _made(import_module(place), schedule)
         except (ImportError, KeyError, AttributeError) as error:
             rule = f"engine {engine!r} must be installed and have this schedule"
-            raise ConfigError([f"{rule}, got {type(error).__name__}: {error}; install or correct it"]) from error
+            change = _INSTALLED_BY.get(name) if isinstance(error, ImportError) else None
+            change = change or "name a schedule of docs/judge.md"
+            raise ConfigError([f"{rule}, got {type(error).__name__}: {error}; {change}"]) from error
     if not name.endswith(".py"):
         rule = f"engine must be one of {', '.join(ENGINES)}, or a Python file"
         raise ConfigError([f"{rule}, got {engine!r}; {nearest(name, ENGINES)}"])
@@ -103,6 +113,12 @@ def play(adapter: Adapter, case: Case, rank: int = 0) -> tuple[Notes, str]:
     return notes, ""
 
 
+def cases_of(behaviour: Behaviour, seed: int, adapter: Adapter) -> list[Case]:
+    """The cases of a behaviour as an engine can run them; see :class:`gpipe_bench.judge.protocol.Adapter`."""
+    fitted: Callable[[Setup], Setup] = getattr(adapter, "fitted", lambda setup: setup)
+    return [replace(case, setup=fitted(case.setup)) for case in behaviour.cases(seed, adapter.per_device)]
+
+
 def judge(adapter: Adapter, name: str, seed: int = 0, run: Run | None = None) -> Verdict:
     """The verdict on one behaviour: that of its first case that is not ok.
 
@@ -115,7 +131,7 @@ def judge(adapter: Adapter, name: str, seed: int = 0, run: Run | None = None) ->
     from gpipe_bench.judge.adapters.plain import Plain
 
     behaviour, limit, done = BEHAVIOURS[name], "", False
-    for index, case in enumerate(behaviour.cases(seed, adapter.per_device)):
+    for index, case in enumerate(cases_of(behaviour, seed, adapter)):
         keys = (*sorted(case.needs), name, f"{name}/{case.setup.checkpoint}")
         if lacking := [adapter.limits[key] for key in keys if key in adapter.limits]:
             limit = limit or lacking[0]

@@ -49,12 +49,12 @@ def differs(name: str, want: Any, got: Any, tolerance: float = 1e-9) -> str | No
 
 
 def same(case: Case, plain: Notes, got: Notes) -> str | None:
-    """Every note of the plain module, equal up to rounding, in each replica."""
+    """Every note of the plain module, equal up to rounding, in each replica and shard."""
     tolerance = 1e-9 if case.dtype is torch.float64 else 0.02
     for name, want in plain.items():
         if name not in got:
             return f"{name} is missing"
-        for every in (name, *(f"replica {r} {name}" for r in range(1, case.setup.replicas))):
+        for every in (name, *(f"copy {k} {name}" for k in range(1, case.setup.copies))):
             if found := differs(every, want, got.get(every), tolerance):
                 return found
     return None
@@ -98,9 +98,10 @@ def backward_passes(case: Case, plain: Notes, got: Notes) -> str | None:
     del plain
     for name in (name for name in got if name.startswith("backward")):
         seen: dict[int, int] = {}
-        for place in got[name]:
+        own, places = got[name]
+        for place in places:
             seen[place] = seen.get(place, 0) + 1
-            if place + 1 in got["own layers"] and seen[place] > seen.get(place + 1, 0):
+            if place + 1 in own and seen[place] > seen.get(place + 1, 0):
                 return f"{name}: layer {place} came before layer {place + 1}"
         for place, count in seen.items():
             if count != case.setup.chunks:
@@ -331,14 +332,13 @@ def passes(s: Session, seed: int) -> None:
 def backward(s: Session, seed: int) -> None:
     """Backward passes of two steps, in their order."""
     own = {int(name): module for name, module in s.modules.items() if isinstance(module, Probe)}
-    s.note("own layers", [*own])
     seen: list[int] = []
     for place, module in own.items():
         module.place, module.seen = place, seen
     for k in range(2):
         seen.clear()
         s.pipe.step(*batch(seed), MSE)
-        s.note(f"backward of step {k} from layer {min(own)}", [*seen])
+        s.note(f"backward of step {k} from layer {min(own)}", ([*own], [*seen]))
 
 
 def memory(s: Session, seed: int) -> None:
@@ -423,6 +423,14 @@ def caller(s: Session, seed: int) -> None:
 def shared_batch(s: Session, seed: int) -> None:
     """Each replica trains on its share; gradients are those of the whole batch."""
     x, target = batch(seed)
-    count = s.replicas
-    s.pipe.step(x.chunk(count)[s.replica], target.chunk(count)[s.replica], MSE)
+    s.pipe.step(x.chunk(s.copies)[s.copy], target.chunk(s.copies)[s.copy], MSE)
     s.grads()
+
+
+def sharded(s: Session, seed: int) -> None:
+    """Two steps of layers of which each process has a shard; gradients are put together."""
+    for k in range(2):
+        s.step(*batch(seed + k))
+    for name, p in s.parameters:
+        layer: Any = s.model.get_submodule(name.rpartition(".")[0])
+        s.note(f"grad {name}", layer.whole(name.rpartition(".")[2], p.grad))

@@ -131,16 +131,20 @@ class _Sendable(torch.autograd.Function):
         return gradient.contiguous()
 
 
-def _sendable(x: Tensor) -> Tensor:
+def _sendable(x: Any) -> Any:
+    if x is None:
+        return x
     given: Tensor = _Sendable.apply(x)  # type: ignore[no-untyped-call, unused-ignore]  # PyTorch leaves it untyped
     return given
 
 
-def _output(x: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+def _output(x: Any, inputs: Sequence[Tensor]) -> Any:
     """``x`` to be sent, and to be detached in place by zero-bubble schedules.
 
     PyTorch refuses that for views. An input must not be detached: W would recompute a checkpoint without its graph.
     """
+    if x is None:
+        return x
     copied = x._is_view() or any(x is one for one in inputs)  # noqa: SLF001 - there is no public name
     return x.clone() if copied else x.contiguous()
 

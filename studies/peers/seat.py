@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from gpipe_bench.judge.adapters.plain import PlainPipe
+from gpipe_bench.judge.pipes import PlainPipe
 from gpipe_bench.judge.protocol import Loss, Setup
 from gpipe_bench.judge.runner import adapter_of
 from gpipe_bench.judge.skips import make_stages

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import nn
 
 from gpipe_bench import GPipe, __version__
-from gpipe_bench.judge.adapters.plain import PlainPipe
-from gpipe_bench.judge.protocol import Loss, Setup
+from gpipe_bench.judge.pipes import StepPipe, options_of
+from gpipe_bench.judge.protocol import Setup
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 
@@ -22,26 +20,17 @@ class GpipeBench:
         self.per_device = 2 if self.schedule in TWO_PER_DEVICE else 1
         self.limits = {
             "replicas": "one process; the engine in processes has them",
+            "shards": "one process; the engine in processes has them",
             "spectral norm/always": "docs/training.md: one power iteration more in a recomputation",
         }
 
-    def build(self, model: nn.Sequential, setup: Setup) -> PlainPipe:
+    def build(self, model: nn.Sequential, setup: Setup) -> StepPipe:
         """The pipeline."""
-        options: dict[str, Any] = (
-            {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
-        )
         pipe = GPipe(
             model, setup.balance(len(model)), devices=setup.places, chunks=setup.chunks,
-            schedule=self.schedule or None, workers=self.workers or "always", **options,
+            schedule=self.schedule or None, workers=self.workers or "always", **options_of(setup),
         )  # fmt: skip
-        return _Pipe(model, pipe)
-
-
-class _Pipe(PlainPipe):
-    def step(self, x: Any, target: Any, loss: Loss) -> Tensor:
-        pipe: Any = self.pipe
-        value: Tensor = pipe.step(x, target, loss.call, reduction=loss.reduction)
-        return value.detach()
+        return StepPipe(model, pipe)
 
 
 def adapter(schedule: str = "") -> GpipeBench:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
-from gpipe_bench.judge.protocol import Loss, Setup
-from gpipe_bench.judge.skips import Stage, make_stages
+from gpipe_bench.judge.pipes import StagePipe, at_two_a_device, by_hand
+from gpipe_bench.judge.protocol import Setup
 
 NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
          "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"}  # fmt: skip
-_TENSORS = "pytorch#130055: tensors only"
 
 
 class Pipelining:
@@ -23,69 +21,40 @@ class Pipelining:
     version, processes = torch.__version__, True
 
     def __init__(self, schedule: str) -> None:
-        self.schedule = schedule or "1f1b"
-        self.kind: Any = getattr(pipelining, f"Schedule{NAMES[self.schedule]}")
-        self.per_device = 1 if self.schedule in {"gpipe", "1f1b"} else 2
-        self.limits = {
+        self.schedule, self.per_device = schedule, 1 if schedule in {"gpipe", "1f1b"} else 2
+        self.kind: Any = getattr(pipelining, f"Schedule{NAMES[schedule]}")
+        self.fitted = at_two_a_device if self.schedule == "dualpipe_v" else lambda setup: setup
+        self.limits = by_hand(schedule) | {
             "uneven": "pytorch#126600: one shape for all micro-batches", "clip": "pytorch#162638: left to the user",
-            "tied": "left to the user", "none": _TENSORS, "replicas": "left to the user: DDP or FSDP",
-            "recovery": "the group cannot go on after an error",
-        }  # fmt: skip
-        if self.schedule != "gpipe":
-            self.limits["few"] = "refused: at least as many micro-batches as stages"
+            "none": "pytorch#130055: tensors only", "replicas": "left to the user: DDP or FSDP",
+        } | ({"few": "refused: as many micro-batches as stages"} if self.schedule != "gpipe" else {})  # fmt: skip
 
-    def build(self, model: nn.Sequential, setup: Setup) -> _Pipe:
+    def build(self, model: nn.Sequential, setup: Setup) -> StagePipe:
         """The stages of this rank."""
-        # Stages run once more before their first step, to find shapes.
-        recompute = {"never": 0, "except_last": setup.chunks - 1, "always": 10**9}[setup.checkpoint]
-        stages = make_stages(model, setup.balance(len(model)), recompute, sent=True)
-        rank, n = dist.get_rank(), setup.n
-        v_shaped = self.schedule in {"zb_v", "dualpipe_v"}
-        places = {rank, 2 * n - 1 - rank if v_shaped else n + rank} if self.per_device == 2 else {rank}
-        device = setup.places[rank]
-        return _Pipe({j: stages[j].to(device) for j in sorted(places)}, device, len(stages), self.kind, setup)
+        pipe = _Pipe(model, setup, v_shaped=self.schedule in {"zb_v", "dualpipe_v"})
+        pipe.kind, pipe.averages = self.kind, setup.defaults
+        return pipe
 
 
-class _Pipe:
-    def __init__(self, stages: dict[int, Stage], device: str, n: int, kind: Any, setup: Setup) -> None:
-        self.stages, self.device, self.n, self.kind, self.setup = stages, torch.device(device), n, kind, setup
-        self.plan: Any = None
-        self.loss: Any = None
-        self.shapes: Any = None
+class _Pipe(StagePipe):
+    def run(self, call: str, inputs: tuple[Tensor, ...], loss: Any, target: Any, losses: list[Tensor]) -> Any:
+        self.loss, shapes = loss, tuple(value.shape for value in inputs)
+        if shapes not in self.plans:  # stages know shapes from their first step; scaling: torchtitan#1733
+            here, n, group = torch.device(self.device), len(self.whole), self.group
+            made: Any = [pipelining.PipelineStage(own, j, n, here, group=group) for j, own in self.stages.items()]
+            made = made if len(made) > 1 else made[0]
+            self.plans[shapes] = self.kind(made, self.setup.chunks, loss_fn=self.now, scale_grads=self.averages)
+        last = {"return_outputs": call == "eval"} | ({"target": target, "losses": losses} if self.is_last else {})
+        return getattr(self.plans[shapes], call)(*inputs if 0 in self.stages else (), **last)
 
-    def own(self) -> list[nn.Module]:
-        return [*self.stages.values()]
+    def train(self, inputs: tuple[Tensor, ...], target: Any, loss: Any) -> list[Tensor]:
+        self.run("step", inputs, loss, target, losses := list[Tensor]())
+        return losses
 
-    def run(self, call: str, x: Any, loss: Loss | None, target: Any = None) -> tuple[Any, list[Tensor]]:
-        given, losses = x if isinstance(x, tuple) else (x,), list[Tensor]()
-        self.loss = loss.call if loss else lambda out, _: out
-        if loss and not self.setup.defaults:
-            share = loss.shares(target, self.setup.chunks)
-            self.loss = lambda out, part: loss.call(out, part) * share(part)
-        for stage in self.stages.values():
-            stage.calls = 0
-        if self.shapes != (shapes := [value.shape for value in given]):  # stages know shapes from their first step
-            pieces: Any = [pipelining.PipelineStage(each, j, self.n, self.device) for j, each in self.stages.items()]
-            options = {} if self.setup.defaults else {"scale_grads": False}  # torchtitan#1733
-            pieces = pieces if len(pieces) > 1 else pieces[0]
-            self.plan = self.kind(pieces, self.setup.chunks, loss_fn=lambda o, t: self.loss(o, t), **options)  # noqa: PLW0108 - the loss changes
-            self.shapes = shapes
-        ends = {"target": target, "losses": losses} if self.n - 1 in self.stages else {}
-        return getattr(self.plan, call)(*given if 0 in self.stages else (), return_outputs=loss is None, **ends), losses
-
-    def step(self, x: Any, target: Any, loss: Loss) -> Tensor | None:
-        losses = self.run("step", x, loss, target)[1]
-        mean = self.setup.defaults and loss.reduction == "mean"
-        return (torch.stack(losses).mean() if mean else torch.stack(losses).sum()).detach() if losses else None
-
-    def evaluate(self, x: Any) -> Any:
-        with torch.no_grad():
-            return self.run("eval", x, None, x if self.n - 1 in self.stages else None)[0]
-
-    def clip(self, max_norm: float) -> Tensor:
-        raise RuntimeError(f"PyTorch leaves clipping to {max_norm} to the user")
+    def infer(self, inputs: tuple[Tensor, ...]) -> Any:
+        return self.run("eval", inputs, lambda out, _: out, inputs[0], [])
 
 
 def adapter(schedule: str = "") -> Pipelining:
     """The adapter."""
-    return Pipelining(schedule)
+    return Pipelining(schedule or "1f1b")

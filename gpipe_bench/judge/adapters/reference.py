@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpipe_bench import __version__
-from gpipe_bench.judge.adapters.plain import PlainPipe
+from gpipe_bench.judge.pipes import PlainPipe
 from gpipe_bench.judge.protocol import Loss, Setup
 from gpipe_bench.judge.reference import Pipeline
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
@@ -21,7 +21,7 @@ class Reference:
     def __init__(self, schedule: str = "1f1b", kind: type[Pipeline] = Pipeline) -> None:
         self.schedule, self.kind = schedule, kind
         self.per_device = 2 if schedule in TWO_PER_DEVICE else 1
-        self.limits = {"replicas": "one process"}
+        self.limits = {"replicas": "one process", "shards": "one process"}
 
     def build(self, model: nn.Sequential, setup: Setup) -> PlainPipe:
         """The pipeline."""

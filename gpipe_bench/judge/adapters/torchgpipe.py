@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gpipe_bench.judge.adapters.plain import PlainPipe
+from gpipe_bench.judge.pipes import PlainPipe, options_of
 from gpipe_bench.judge.protocol import Setup
 from gpipe_bench.judge.skips import translated
 
@@ -32,16 +32,13 @@ class TorchGpipe:
 
     def __init__(self, package: str) -> None:
         self.package, self.version = package, version(package)
-        self.limits = {"none": "types of forward: tensors only", "replicas": "one process; left to the user"}
+        self.limits = {"none": "types of forward: tensors only", "replicas": "one process", "shards": "one process"}
         if package == "torchgpipe":
             self.limits["tied"] = "refused with an error: parameters of partitions must differ"
 
     def build(self, model: nn.Sequential, setup: Setup) -> PlainPipe:
         """The pipeline."""
-        options: dict[str, Any] = (
-            {} if setup.defaults else {"checkpoint": setup.checkpoint, "deferred_batch_norm": True}
-        )
-        options |= {"devices": setup.places, "chunks": setup.chunks}
+        options = options_of(setup) | {"devices": setup.places, "chunks": setup.chunks}
         return PlainPipe(model, pipe_of(self.package, model, setup.balance(len(model)), **options))
 
 
