@@ -78,8 +78,8 @@ class NothingByNothing(Pipeline):
 
 
 @fault(
-    "alpa-projects/alpa#405",
-    "excerpt",
+    "alpa-projects/alpa#268",
+    "opening",
     "the loss is taken for a mean where it is a sum",
     "sum",
     "chain, labels, uneven",

@@ -265,7 +265,7 @@ class Neighbours(Pipeline):
             self.sent["skip", i, j + 1, key, j + 1] = self.sent.pop(("skip", i, reader, key, reader))
 
 
-@fault("pytorch/pytorch#50693", "excerpt", "values between stages must be tensors", "none", "chain, tuples, skips")
+@fault("pytorch/pytorch#53437", "opening", "values between stages must be tensors", "none", "chain, tuples, skips")
 class OnlyTensors(Pipeline):
     """Refuses None."""
 
@@ -276,7 +276,7 @@ class OnlyTensors(Pipeline):
         super().forward(i, j, inputs)
 
 
-@fault("sgl-project/sglang#7913", "excerpt", "values arrive in another type than they were sent in",
+@fault("pytorch/pytorch#165539", "opening", "values arrive in another type than they were sent in",
        "float16", "chain, tuples, skips")  # fmt: skip
 class OtherType(Pipeline):
     """Receives float32."""
@@ -389,7 +389,7 @@ class FailsForEver(Pipeline):
             raise
 
 
-@fault("ServiceNow/PipelineRL#92", "excerpt", "an error is printed, and the job goes on",
+@fault("huggingface/autotrain-advanced#877", "opening", "an error is printed, and the job goes on",
        "error in forward, error in backward", "chain, optimizer")  # fmt: skip
 class GoesOn(Pipeline):
     """Swallows errors of layers."""
