@@ -51,7 +51,7 @@ def build(out: Path, pyodide: Path | None = None) -> None:
         out: the folder; what else is in it stays.
         pyodide: the folder of npm's package ``pyodide``; without it the playground has no Python.
     """
-    names = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").glob("*.md")))]
+    names = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
     for name in names:
         path = out / page_of(name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from gpipe_bench.playground.page import PYODIDE_FILES
+from scripts.api import pages
 from scripts.build_pages import REPOSITORY, target
 from tests.project.pages import PAGES
 from tests.project.tree import ROOT
@@ -74,7 +75,7 @@ def test_every_link_between_pages_leads_somewhere(site):
 def test_docs_report_and_playground_are_published(site):
     made = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     assert {"index.html", "report.html", "playground/index.html", "playground/pyodide/pyodide.mjs"} <= made
-    assert {name.replace(".md", ".html") for name in PAGES if name != "README.md"} <= made
+    assert {name.replace(".md", ".html") for name in (*PAGES, *pages()) if name != "README.md"} <= made
     first = (site / "index.html").read_text(encoding="utf-8")
     assert {"report.html", "playground/index.html", "docs/README.html"} <= {*Links(first).links}
     assert "<table>" in first
