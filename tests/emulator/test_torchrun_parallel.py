@@ -72,6 +72,15 @@ assert small.weight.tolist() == [[3] * 4] * 2, small.weight
 assert state["step"] == 7
 """
 
+FORGOTTEN = """
+import sys
+x = torch.zeros(2**20, device="cuda")
+work = dist.all_reduce(x, async_op=True)  # writes
+if sys.argv[1] == "wait":
+    work.wait()
+y = x + 1  # reads
+"""
+
 UNKNOWN = """
 def refused(read):
     try:
@@ -106,11 +115,11 @@ assert torch.cuda.device_count() == 1
 """
 
 
-def run(folder, text, *arguments, hosts=1, network="ndr400", host_time=True):
+def run(folder, text, *arguments, hosts=1, network="ndr400", host_time=True, races=False):
     script = folder / "train.py"
     script.write_text(START + text)
     options = {"hosts": hosts, "network": network, "host_time": host_time}
-    return run_ranks(script, arguments, ranks=2, profile=load_profile("h100"), races=False, **options)
+    return run_ranks(script, arguments, ranks=2, profile=load_profile("h100"), races=races, **options)
 
 
 def collectives(found):
@@ -148,6 +157,18 @@ def test_fsdp_gathers_and_scatters_each_layer_and_a_checkpoint_comes_back(tmp_pa
 
 def test_what_no_device_has_is_never_read_as_zeros(tmp_path):
     assert not run(tmp_path, UNKNOWN).hangs
+
+
+@pytest.mark.parametrize(("argument", "kinds"), [("forget", ["read", "read"]), ("wait", [])])
+def test_a_message_that_nobody_waits_for_is_a_race_with_its_lines(tmp_path, argument, kinds):
+    found = run(tmp_path, FORGOTTEN, argument, races=True)
+    assert [race.kind for race in found.races] == kinds
+    text = (tmp_path / "train.py").read_text().splitlines()
+    row = {id(record): place for place, record in enumerate(found.records)}
+    for rank, race in enumerate(found.races):
+        assert (race.before.device, race.after.device) == (rank, rank)
+        lines = [int(found.lines[row[id(record)]].rsplit(":")[-1]) for record in (race.before, race.after)]
+        assert [text[line - 1].split("# ")[1] for line in lines] == ["writes", "reads"]
 
 
 def test_ranks_of_two_hosts_take_the_network(tmp_path):
