@@ -14,10 +14,16 @@ from torch.utils._pytree import tree_map
 
 from gpipe_bench import GPipe, Pipe
 from gpipe_bench.balance import balance_by_simulation, balance_by_size
+from gpipe_bench.judge.adapters.gpipe_bench import GpipeBench
+from gpipe_bench.judge.adapters.plain import Plain, PlainPipe
+from gpipe_bench.judge.protocol import Case, Loss, Notes, Session, Setup
+from gpipe_bench.judge.runner import play
+from gpipe_bench.judge.scripts import same
 from gpipe_bench.models.table import MODELS, format_arguments, model_spec, parse_arguments
 from gpipe_bench.simulator import Model, simulate
 from gpipe_bench.skip import verify_skippables
 from tests.conformance.cases import CASES
+from tests.engine.support import Do
 
 every_model = pytest.mark.parametrize("name", CASES)
 BATCH = 4
@@ -55,18 +61,42 @@ def even(layers: int, n: int) -> list[int]:
     return [layers // n + (j < layers % n) for j in range(n)]
 
 
-def gradients(module: nn.Module) -> list[Tensor | None]:
-    return [parameter.grad for parameter in module.parameters()]
+class Called(Plain):
+    """A function of the batch and the model, or of a pipeline that is made of the model."""
+
+    def __init__(self, call, make=lambda model: model):
+        self.call, self.make = call, make
+
+    def build(self, model, setup):
+        return PlainPipe(model, Do(self.call, self.make(model)))
+
+
+# Micro-batch by micro-batch: statistics of batch norm are those of a micro-batch.
+LOOP = Called(lambda x, model: tree_map(lambda *parts: torch.cat(parts), *map(model, x.chunk(2))))
+SUCCESSOR = Called(lambda x, pipe: pipe(x).local_value(), lambda model: Pipe(model, 2, balance=even(len(model), 2)))
+
+
+def case(name: str, engine: Any, checkpoint: str = "never") -> Case:
+    """A step in four partitions, and its gradients."""
+
+    def script(session: Session) -> None:
+        session.step(*batch(name), Loss(model_spec(name).loss))
+        session.grads()
+
+    module = copy.deepcopy(made(name))
+    setup = Setup(4 // engine.per_device, 2, checkpoint, engine.per_device, cut=tuple(even(len(module), 4)))
+    return Case(setup, lambda: module, script)
 
 
 @cache
-def plain_step(name: str) -> tuple[Any, Tensor, list[Tensor | None]]:
-    """Output, loss and gradients of the plain model, micro-batch by micro-batch as batch statistics are."""
-    module, (x, target) = copy.deepcopy(made(name)), batch(name)
-    output = tree_map(lambda *parts: torch.cat(parts), *map(module, x.chunk(2)))
-    loss = model_spec(name).loss(output, target)
-    loss.backward()
-    return tree_map(Tensor.detach, output), loss.detach(), gradients(module)
+def plain_step(name: str) -> Notes:
+    return play(LOOP, case(name, LOOP))[0]
+
+
+def difference(name: str, engine: Any, checkpoint: str = "never") -> str | None:
+    """What a step of an engine has that the plain model has not."""
+    found, error = play(engine, own := case(name, engine, checkpoint))
+    return error or same(own, plain_step(name), found)
 
 
 def test_every_registered_model_is_here():
@@ -102,51 +132,15 @@ def test_equal_seeds_give_equal_weights_and_batches(name):
 
 
 @every_model
+@pytest.mark.parametrize("schedule", ["", "1f1b", "zb_v"])
 @pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
-def test_a_pipeline_trains_it_as_the_plain_model(name, checkpoint):
-    output, loss, expected = plain_step(name)
-    x, target = batch(name)
-    module = copy.deepcopy(made(name))
-    pipe = GPipe(module, even(len(module), 3), devices=["cpu"] * 3, chunks=2, checkpoint=checkpoint)
-
-    found = pipe(x)
-    found_loss = model_spec(name).loss(found, target)
-    found_loss.backward()
-
-    torch.testing.assert_close(found, output)
-    torch.testing.assert_close(found_loss, loss)
-    torch.testing.assert_close(gradients(pipe), expected, rtol=1e-6, atol=1e-9)
-
-
-@every_model
-@pytest.mark.parametrize(("schedule", "checkpoint"), [("1f1b", "except_last"), ("zb_v", "never"), ("zb_v", "always")])
-def test_a_schedule_trains_it_as_the_plain_model(name, schedule, checkpoint):
-    output, loss, expected = plain_step(name)
-    x, target = batch(name)
-    module, devices = copy.deepcopy(made(name)), 2 if schedule == "zb_v" else 4
-    pipe = GPipe(
-        module, even(len(module), 4), devices=["cpu"] * devices, chunks=2, checkpoint=checkpoint, schedule=schedule
-    )
-
-    found_loss, found = pipe.step(x, target, model_spec(name).loss, return_output=True)
-
-    torch.testing.assert_close(found, output)
-    torch.testing.assert_close(found_loss, loss)
-    torch.testing.assert_close(gradients(pipe), expected, rtol=1e-6, atol=1e-9)
+def test_a_pipeline_trains_it_as_the_plain_model(name, schedule, checkpoint):
+    assert not difference(name, GpipeBench(schedule), checkpoint)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - TUPLES))
 def test_the_successor_of_pytorchs_pipe_takes_it(name):
-    output, _, expected = plain_step(name)
-    x, target = batch(name)
-    module = copy.deepcopy(made(name))
-    pipe = Pipe(module, 2, balance=even(len(module), 2))
-
-    found = pipe(x).local_value()
-    model_spec(name).loss(found, target).backward()
-
-    torch.testing.assert_close(found, output)
-    torch.testing.assert_close(gradients(pipe), expected, rtol=1e-6, atol=1e-9)
+    assert not difference(name, SUCCESSOR)
 
 
 @every_model
