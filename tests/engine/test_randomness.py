@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable
-from itertools import product
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from torch._C import _len_torch_dispatch_stack
 
 from gpipe_bench import Components, GPipe, is_recomputing
 from gpipe_bench.schedules.cycles import clock_cycles, microbatch_major
-from tests.cover import cover
-from tests.engine.steps import ALL, scheduled
 from tests.engine.support import MODES, SOME, label, numbered
 
 SIZE = 32
@@ -80,36 +77,6 @@ def test_recomputed_masks_are_those_of_the_first_pass(either, components):
         assert all(len(masks) == 3 for masks in layer.first.values())
         for i in layer.first:
             assert all(map(torch.equal, layer.first[i], layer.again[i]))
-
-
-@pytest.mark.parametrize(("schedule", "checkpoint", "workers"), cover(product(ALL, MODES, ["always", "never"])))
-def test_every_schedule_recomputes_and_repeats_its_masks(schedule, checkpoint, workers):
-    runs = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        layers = nn.Sequential(*(Drop() for _ in range(4)))
-        pipe = scheduled(layers, [1] * 4, schedule, chunks=3, checkpoint=checkpoint, workers=workers)
-        for _ in range(2):
-            pipe.step(batch(3), None, lambda output, _: output.square().sum(), reduction="sum")
-        runs.append([mask for layer in layers for i in range(3) for mask in layer.first[i]])
-        recomputed = {"always": 3, "except_last": 2, "never": 0}[checkpoint]
-        for layer in layers:
-            assert sorted(layer.again) == list(range(recomputed))
-            assert all(len(layer.first[i]) == 2 for i in range(3))
-            for i, masks in layer.again.items():
-                assert all(map(torch.equal, masks, layer.first[i]))
-    assert all(map(torch.equal, *runs))
-
-
-@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
-def test_gradients_are_those_of_the_masks_that_the_output_shows(either, checkpoint):
-    """The output is x * w * mask, so the gradient of w tells which mask the backward pass used."""
-    pipe = two_partitions(either, checkpoint=checkpoint)
-    step(pipe)
-    output = step(pipe)
-    last = pipe[1]
-    expected = 2 * output.square().sum(0)
-    torch.testing.assert_close(last.weight.grad, expected)
 
 
 def masks(pipe) -> list[Tensor]:
@@ -253,19 +220,6 @@ def test_a_recomputation_leaves_the_default_generator_where_it_was(either, check
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("chunks", [1, 4])
-@pytest.mark.parametrize("checkpoint", MODES)
-def test_a_model_without_randomness_leaves_the_default_generator_alone(either, checkpoint, chunks):
-    pipe = two_partitions(either, interleaved=False, checkpoint=checkpoint)
-    pipe.chunks = chunks
-    for layer in pipe:
-        layer.on = False
-    before = torch.get_rng_state()
-    for _ in range(2):
-        pipe(batch(4)).sum().backward()
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_a_model_with_randomness_moves_the_default_generator_on(either):
     pipe = two_partitions(either)
     step(pipe)
@@ -283,12 +237,6 @@ def conditional(either, checkpoint: str):
     step(pipe)
     pipe[1].on = True
     return pipe
-
-
-def test_a_first_draw_in_a_later_batch_is_no_matter_without_checkpoints(either):
-    pipe = conditional(either, "never")
-    step(pipe)
-    assert sorted(pipe[1].first) == [0, 1, 2, 3]
 
 
 def test_the_same_layer_may_stop_drawing(either):

@@ -172,18 +172,6 @@ def test_the_loss_is_computed_for_each_microbatch_beside_other_tasks(schedule):
     assert order == ["F", "L"] * 6
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@every_mode
-@both_workers
-def test_a_checkpointed_forward_pass_runs_exactly_twice(schedule, checkpoint, workers):
-    layers = [Flags() for _ in range(4)]
-    pipe = scheduled(nn.Sequential(*layers), [1] * 4, schedule, chunks=4, checkpoint=checkpoint, workers=workers)
-    pipe.step(torch.ones(4, 3), torch.ones(4), mean_loss)
-    again = {"always": 4, "except_last": 3, "never": 0}[checkpoint]
-    expected = [(True, False)] * again + [(False, False)] * (4 - again) + [(False, True)] * again
-    assert [sorted(layer.seen) for layer in layers] == [sorted(expected)] * 4
-
-
 # --- I and W --------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from pathlib import Path
 
@@ -27,14 +26,6 @@ RAISES = {
     "FailsForEver": "boom",
 }
 HANGS = {"OneOfMany", "Rendezvous", "OneHangs", "WarmUp", "Neighbours"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen():
-    """Behaviours of memory collect garbage often: what PyTorch has loaded is left out."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -8,6 +8,7 @@ import pytest
 
 from gpipe_bench.judge.behaviours import BEHAVIOURS
 from gpipe_bench.judge.runner import adapter_of, judge
+from gpipe_bench.schedules import SCHEDULES
 from tests.processes import command
 
 ADAPTER = """
@@ -54,13 +55,20 @@ def test_each_verdict_is_found_and_a_hang_is_ended(tmp_path):
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("engine", ["gpipe_bench:1f1b,never"])
-def test_nothing_is_reported_of_a_right_engine(engine):
+def bad(engine, names):
     adapter = adapter_of(engine)
+    return {name: found for name in names if (found := judge(adapter, name)).kind not in ("ok", "limit")}
 
-    bad = {name: verdict for name in BEHAVIOURS if (verdict := judge(adapter, name)).kind not in ("ok", "limit")}
 
-    assert not bad
+@pytest.mark.parametrize("schedule", ["", "1f1b,never", "zb_v"])
+def test_nothing_is_reported_of_this_engine(schedule):
+    assert not bad(f"gpipe_bench:{schedule}", BEHAVIOURS)
+
+
+@pytest.mark.parametrize("workers", ["always", "never"])
+@pytest.mark.parametrize("schedule", ["", *SCHEDULES])
+def test_every_schedule_has_masks_passes_and_missing_gradients_of_the_plain_module(schedule, workers):
+    assert not bad(f"gpipe_bench:{schedule},{workers}", ("masks again", "seeds", "passes", "beside"))
 
 
 def test_unknown_engines_and_behaviours_are_refused(tmp_path):
