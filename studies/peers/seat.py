@@ -108,12 +108,14 @@ def build(seat: Seat) -> Step:
         work.model.to(seat.place)
     if contender.kind in {"loop", "loops"}:
         return Step(list(work.model.parameters()), _loop(seat, work), places, case.chunks)
+    engine = adapter_of(contender.engine)
     setup = Setup(
-        case.partitions, case.chunks, case.checkpoint, cut=case.balance, devices=tuple(case.partition_devices()),
+        case.partitions, case.chunks, case.checkpoint, engine.per_device,
+        cut=case.balance, devices=tuple(case.partition_devices()),
         # PyTorch scales gradients by itself, as losses that are means want it.
         defaults=contender.kind == "pipelining",
     )  # fmt: skip
-    pipe: Any = adapter_of(contender.engine).build(work.model, setup)
+    pipe: Any = engine.build(work.model, setup)
     step = partial(PlainPipe.step, pipe) if contender.called else pipe.step
     loss, pieces = Loss(work.loss), case.chunks if contender.pipeline else 1
     return Step(list(work.model.parameters()), lambda: step(work.batch, work.target, loss), places, pieces)
