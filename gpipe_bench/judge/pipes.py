@@ -156,11 +156,12 @@ class StagePipe(ABC):
 
     def step(self, x: Any, target: Any, loss: Loss) -> Tensor | None:
         """Train with the share of each micro-batch in the loss."""
-        share: Callable[[Any], float] = (lambda _: 1.0) if self.averages else loss.shares(target)
+        share = loss.shares(target)
+        own = loss.call if self.averages else lambda out, part: loss.call(out, part) * share(part)
         given = x if isinstance(x, tuple) else (x,)
         for stage in self.stages.values():
             stage.calls = 0
-        losses = self.train(given, target, lambda out, part: loss.call(out, part) * share(part))
+        losses = self.train(given, target, own)
         if not losses:
             return None
         return (torch.stack(losses).mean() if self.averages else torch.stack(losses).sum()).detach()
