@@ -46,18 +46,19 @@ PATIENCE_S = 5.0
 """How long a process that stops takes to tell the others, and one that waits in vain to hear from them, at most."""
 
 
-def own_groups(network: Network, timeout_s: float, device: torch.device) -> tuple[Group, Group]:
+def own_groups(network: Network, store: Any, timeout_s: float, device: torch.device) -> tuple[Group, Group]:
     """Two groups of the same processes for one pipeline: for messages, and for news. All of them must call this.
 
     Args:
         network: of the processes. Messages go over gloo, and, if it has NCCL for ``device``, tensors over NCCL.
+        store: of the network, for this pipeline.
         timeout_s: how long a process waits for another one before it gives up.
         device: of this process.
 
     Raises:
         PeerError: a process has not called this in time, or has stopped before all were connected.
     """
-    store, timeout = network.store(), timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s)
     rule = "all processes must make the pipeline"
     advice = f"within {timeout_s:g} s; see there for the cause, or wait longer with timeout_s"
     if absent := _absent(store, network, "here", timeout):

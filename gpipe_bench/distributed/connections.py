@@ -54,6 +54,11 @@ class Connections:
     """
 
     def __init__(self, given: Network, replicas: Any, timeout_s: float, device: torch.device) -> None:
+        # Both stores are taken before anything can fail, in some processes only: they would count pipelines otherwise.
+        store, others, store_of_others = given.store(), None, None
+        if replicas is not None:
+            others = _network(replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas)
+            store_of_others = others.store()
         # Not more, since it is counted in nanoseconds.
         if not (isinstance(timeout_s, (int, float)) and 0.001 <= timeout_s <= 1e9):
             raise ValueError(
@@ -61,15 +66,14 @@ class Connections:
                 "process may wait for another one"
             )
         patience_s = min(timeout_s, PATIENCE_S)
-        own, news = own_groups(given, timeout_s, device)
+        own, news = own_groups(given, store, timeout_s, device)
         self.over_nccl = own if isinstance(own, DeviceGroup) else None
         self.links = Links(own, given.ranks, direct=self.over_nccl is not None)
         groups = [(news, given.ranks)]
         self.replicas = None
-        if replicas is not None:
-            others = _network(replicas.get_group() if isinstance(replicas, DeviceMesh) else replicas)
+        if others is not None:
             try:
-                own, news = own_groups(others, timeout_s, device)
+                own, news = own_groups(others, store_of_others, timeout_s, device)
             except BaseException as error:
                 first = FailureChannel(groups, patience_s, given.clock)
                 first.tell(f"rank {first.rank} failed: {text_of(error)}")

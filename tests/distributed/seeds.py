@@ -26,7 +26,20 @@ import torch
 from torch import Tensor
 
 from gpipe_bench.distributed import PeerError, Pipe
-from tests.distributed.seeded import PATIENCE_S, WIDTH, Case, Failure, expected, squares, state_of, tensor_of, update
+from tests.distributed.seeded import (
+    DIFFERENCES,
+    OF_REPLICAS,
+    PATIENCE_S,
+    TRAINING,
+    WIDTH,
+    Case,
+    Failure,
+    expected,
+    squares,
+    state_of,
+    tensor_of,
+    update,
+)
 from tests.distributed.virtual import HangError, KilledError, VirtualNetwork, World
 
 _BLAMES = (
@@ -52,10 +65,12 @@ class Found:
         results: of its calls, each with the state after it.
         error: the class and the text of what ended it.
         end_s: when it ended.
+        again: of a step of another pipeline, which all ranks make after the first one; None if they make none.
         wrong: what is not as documented.
     """
 
     results: list[dict[str, Any]] = field(default_factory=list)
+    again: dict[str, Any] | None = None
     error: tuple[type[BaseException], str] | None = None
     end_s: float = inf
     wrong: list[str] = field(default_factory=list)
@@ -78,45 +93,56 @@ class Trial:
         self.happened: dict[Failure, float] = {}
         self.found = [Found() for _ in range(case.size)]
         self._passes = [0] * case.size
+        # Ranks that make another pipeline, which nothing happens to.
+        self._later: set[int] = set()
         self.world.run(self._job, case.late_s)
 
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _happens(self, failure: Failure) -> bool:
         """Note that a failure happens now; False if it has happened before."""
-        if failure in self.happened:
+        if failure in self.happened or failure.rank in self._later:
             return False
         self.happened[failure] = self.world.now_s
         self.world.note(failure)
         return True
 
     def _uses_network(self, rank: int) -> None:
-        world = self.world
-        for failure in self.case.failures:
-            if failure.rank == rank and failure.number == world.operations[rank]:
-                if failure.kind == "kill" and self._happens(failure):
-                    world.kill(rank)
-                elif failure.kind == "interrupt" and self._happens(failure):
-                    raise KeyboardInterrupt
-                elif failure.kind in ("stall", "pause") and self._happens(failure):
-                    world.pause(
-                        rank, self.case.timeout_s * (3.0 if failure.kind == "stall" else 0.3) + 30 * failure.silent
-                    )
-                elif failure.kind in ("cut", "hitch") and self._happens(failure):
-                    others = [each for each in range(self.case.size) if each not in failure.apart]
-                    world.cut(failure.apart, others, inf if failure.kind == "cut" else self.case.timeout_s * 0.3)
+        world, case = self.world, self.case
+        for failure in case.failures:
+            if (failure.rank, failure.number) != (rank, world.operations[rank]) or failure.name:
+                continue
+            if failure.kind in ("kill", "interrupt"):
+                self._strikes(failure)
+            elif failure.kind in ("stall", "pause") and self._happens(failure):
+                long_s = case.timeout_s * 3.0 + 30 if failure.kind == "stall" else case.timeout_s * 0.3
+                world.pause(rank, long_s)
+            elif failure.kind in ("cut", "hitch") and self._happens(failure):
+                others = [each for each in range(case.size) if each not in failure.apart]
+                world.cut(failure.apart, others, inf if failure.kind == "cut" else case.timeout_s * 0.3)
 
     def _passes_layer(self, rank: int) -> None:
         self._passes[rank] += 1
         for failure in self.case.failures:
-            if (failure.kind, failure.rank, failure.number) == ("exception", rank, self._passes[rank]):
-                self._happens(failure)
-                raise BoomError("by accident")
+            if (failure.rank, failure.number) == (rank, self._passes[rank]):
+                if failure.kind == "exception" and self._happens(failure):
+                    raise BoomError("by accident")
+                if failure.name == "layer":
+                    self._strikes(failure)
+
+    def _strikes(self, failure: Failure) -> None:
+        """A kill or an interrupt."""
+        if self._happens(failure):
+            if failure.kind == "interrupt":
+                raise KeyboardInterrupt
+            self.world.kill(failure.rank)
+            self.world.living(failure.rank)
 
     def _differs(self, rank: int, name: str, number: int | None = None) -> bool:
         """Whether a rank has this otherwise than the others, as it makes the pipeline, or as it begins a call."""
         for each in self.case.failures:
-            if (each.kind, each.rank, each.name) == ("difference", rank, name) and number in (None, each.number):
+            differs = each.kind == "difference" and each.name == name and number in (None, each.number)
+            if differs and rank in self.case.by(each) and rank not in self._later:
                 self._happens(each)
                 return True
         return False
@@ -125,16 +151,22 @@ class Trial:
 
     def _job(self, network: VirtualNetwork) -> None:
         rank, world, found = network.own, self.world, self.found[network.own]
+        replica, place = self.case.place(rank)
+        # As a process group has them, they live longer than a pipeline.
+        pipeline, replicas = (
+            VirtualNetwork(world, ranks, rank)
+            for ranks in (self.case.grid[replica], [row[place] for row in self.case.grid])
+        )
         made: WeakSet[Any] = WeakSet()
         pipe = None
         try:
-            pipe = self._pipeline(rank, made)
+            pipe = self._pipeline(rank, made, pipeline, replicas)
             for number, call in enumerate(self.case.calls):
                 idle = Failure("idle", rank, number)
                 if idle in self.case.failures and self._happens(idle):
                     world.pause(rank, 10 * self.case.timeout_s + 60)
                     return
-                self._call(pipe, rank, number, call)
+                found.results.append(self._call(pipe, rank, number, call))
         except (KilledError, HangError):
             raise
         except BaseException as error:  # noqa: BLE001 - it is a result
@@ -146,12 +178,23 @@ class Trial:
             found.wrong.append(f"{len(made)} activations are kept")
         if pipe is not None:
             self._check_state(pipe, found)
+        del pipe
+        if self.case.again:
+            self._later.add(rank)
+            try:
+                pipe = self._pipeline(rank, made, pipeline, replicas, 100 * self.case.timeout_s)
+                found.again = self._call(pipe, rank, 0, "step")
+            except (KilledError, HangError):
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is a result
+                found.wrong.append(f"another pipeline: {type(error).__name__}: {error}")
         if self.case.lingers[rank]:
             world.pause(rank, 10 * self.case.timeout_s + 60)
 
-    def _pipeline(self, rank: int, made: WeakSet[Any]) -> Pipe:
-        case, world = self.case, self.world
-        replica, place = case.place(rank)
+    def _pipeline(
+        self, rank: int, made: WeakSet[Any], own: VirtualNetwork, replicas: VirtualNetwork, timeout_s: float = 0.0
+    ) -> Pipe:
+        case = self.case
         model = case.model(lambda what: self._passes_layer(rank))
         for layer in model.modules():
             if hasattr(layer, "probe"):
@@ -166,22 +209,23 @@ class Trial:
         if self._differs(rank, "frozen"):
             first = next(model.parameters())
             first.requires_grad_(not first.requires_grad)
-        replicas = [row[place] for row in case.grid]
         return Pipe(
             model,
             balance,
             schedule=schedule,
             chunks=case.chunks,
             checkpoint=case.checkpoint,
-            group=VirtualNetwork(world, case.grid[replica], rank),
-            replicas=VirtualNetwork(world, replicas, rank) if len(replicas) > 1 else None,
-            timeout_s=case.timeout_s,
+            group=own,
+            replicas=replicas if len(replicas.ranks) > 1 else None,
+            timeout_s=timeout_s or case.timeout_s,
         )
 
-    def _call(self, pipe: Pipe, rank: int, number: int, call: str) -> None:
-        case, found = self.case, self.found[rank]
+    def _call(self, pipe: Pipe, rank: int, number: int, call: str) -> dict[str, Any]:
+        case = self.case
         replica, place = case.place(rank)
-        x, target = case.batch(number, replica)
+        trains, several = call in TRAINING, len(case.grid) > 1
+        x, target = case.batch(number, replica, int(trains and several and self._differs(rank, "rows", number)))
+        given = case.given(x) if place == 0 else None
         result: dict[str, Any] = {}
         if self._differs(rank, "chunks", number):
             pipe.chunks += 1
@@ -190,7 +234,13 @@ class Trial:
         if self._differs(rank, "mode", number):
             pipe.eval()
         if self._differs(rank, "call", number):
-            call = "evaluate" if call != "evaluate" else "step"
+            call, trains = ("evaluate", False) if call != "evaluate" else ("step", True)
+        if trains and several and self._differs(rank, "freezes", number):
+            first = next(pipe.parameters())
+            first.requires_grad_(not first.requires_grad)
+        if trains and several and self._differs(rank, "evaluation", number):
+            with torch.no_grad():
+                pipe(given)
 
         def loss(output: Tensor, wanted: Tensor) -> Tensor:
             self._passes_layer(rank)
@@ -198,18 +248,23 @@ class Trial:
 
         if call == "evaluate":
             with torch.no_grad():
-                output = pipe(x if place == 0 else None)
-            result["output"] = None if output is None else output.clone()
+                output = pipe(given)
+            result["output"] = None if output is None else torch.cat(output) if case.ready else output.clone()
         elif call == "clip":
-            result["norm"] = pipe.clip_grad_norm_(1e30)
+            result["norm"] = pipe.clip_grad_norm_(2e30 if self._differs(rank, "max_norm", number) else 1e30)
         else:
-            if call == "step":
+            if call == "load":
+                state = case.model(version=number + 1).state_dict()
+                pipe.load_state_dict({name: state[name] for name in pipe.state_dict()})
+            there = several and any(each.grad is not None for each in pipe.parameters())
+            if call != "add" and not (there and self._differs(rank, "gradients", number)):
                 pipe.zero_grad()
-            result["loss"] = pipe.step(x if place == 0 else None, target, loss, reduction="sum")
+            how = several and place == case.places[-1] and self._differs(rank, "reduction", number)
+            result["loss"] = pipe.step(given, case.given(target), loss, reduction="mean" if how else "sum")
             result["x"] = x.grad
             update([*pipe.parameters()])
-        result["state"] = state_of(pipe)
-        found.results.append(result)
+        result["state"], result["generator"] = state_of(pipe), torch.get_rng_state()
+        return result
 
     def _check_state(self, pipe: Pipe, found: Found) -> None:
         """What is documented of a pipeline that has failed, or has not."""
@@ -241,16 +296,25 @@ def check(trial: Trial) -> list[str]:
     for rank, found in enumerate(trial.found):
         replica, place = case.place(rank)
         # A rank that does something else may do it alone, where it has no neighbours.
-        own = [each.number for each in trial.happened if (each.kind, each.rank) == ("difference", rank)]
+        own = [each.number for each in trial.happened if each.kind == "difference" and rank in case.by(each)]
         for number, (result, there) in enumerate(
             zip(found.results[: min(own, default=None)], wanted[replica], strict=False)
         ):
             wrong += [f"rank {rank}, call {number}: {each}" for each in differences(result, there, place, case)]
+    wrong += generators(trial)
+    if case.again:
+        begun = expected(case, ["step"])
+        wrong += [
+            f"rank {rank}, another pipeline: {each}"
+            for rank, found in enumerate(trial.found)
+            if found.again is not None
+            for each in differences(found.again, begun[case.place(rank)[0]][0], case.place(rank)[1], case)
+        ]
     harm = {failure: time_s for failure, time_s in trial.happened.items() if not failure.harmless}
     if not harm:
         wrong += [f"rank {rank} failed: {found.error}" for rank, found in enumerate(trial.found) if found.error]
         return wrong
-    guilty = {failure.rank for failure in harm}
+    guilty = {rank for failure in harm for rank in case.by(failure)}
     gone = {failure.rank for failure in harm if failure.kind in ("kill", "idle")}
     if len(case.grid) == 1 and not any(failure.kind == "cut" for failure in harm):
         least = min(len(trial.found[rank].results) for rank in guilty)
@@ -267,7 +331,8 @@ def check(trial: Trial) -> list[str]:
             wrong.append(f"rank {rank} ended at {found.end_s:.3f} s, later than {limit_s:.3f} s")
         if found.error is not None:
             wrong += [
-                f"rank {rank}: {each}" for each in misleading(rank, *found.error, harm, several=len(case.grid) > 2)
+                f"rank {rank}: {each}"
+                for each in misleading(rank, *found.error, harm, guilty, several=len(case.grid) > 2)
             ]
         elif len(found.results) < len(case.calls):
             wrong.append(f"rank {rank} ended without an error")
@@ -293,16 +358,21 @@ def limit(trial: Trial, harm: dict[Failure, float]) -> float:
 
 
 def misleading(
-    rank: int, kind: type[BaseException], text: str, harm: dict[Failure, float], *, several: bool
+    rank: int, kind: type[BaseException], text: str, harm: dict[Failure, float], guilty: set[int], *, several: bool
 ) -> Iterator[str]:
     """What is wrong with an error."""
-    own, guilty = {"interrupt": KeyboardInterrupt, "exception": BoomError}, {failure.rank for failure in harm}
+    own = {"interrupt": KeyboardInterrupt, "exception": BoomError}
     if any(failure.rank == rank and own.get(failure.kind) is kind for failure in harm):
         return
     differs = any(failure.kind == "difference" for failure in harm)
     if kind is not PeerError and not (differs and issubclass(kind, (ValueError, IndexError))):
         yield f"{kind.__name__}: {text}"
         return
+    names = [name for each in harm for name in (DIFFERENCES | OF_REPLICAS).get(each.name, ())]
+    rule = "must be the same in all processes"
+    named = any(f"{name} {rule}, got" in text for name in names)
+    if {failure.kind for failure in harm} == {"difference"} and rule in text and not named:
+        yield f"what differs is not named: {text}"
     if differs and rank in guilty:
         return
     blamed = {
@@ -321,11 +391,26 @@ def misleading(
         yield f"ranks {sorted(blamed)} are named for {sorted(guilty)}: {text}"
 
 
+def generators(trial: Trial) -> Iterator[str]:
+    """Which default generators of a pipeline are not alike, or have moved though nothing draws."""
+    case = trial.case
+    seed = torch.Generator().manual_seed(0).get_state()
+    for row in case.grid:
+        for number, results in enumerate(zip(*(trial.found[rank].results for rank in row), strict=False)):
+            states = [result["generator"] for result in results]
+            if not all(torch.equal(state, states[0]) for state in states):
+                yield f"call {number}: the generators of ranks {row} differ"
+            if not any(draws for *_, draws in case.layers) and not torch.equal(states[0], seed):
+                yield f"call {number}: the generators of ranks {row} have moved"
+
+
 def differences(result: dict[str, Any], wanted: dict[str, Any], place: int, case: Case) -> Iterator[str]:
     """What of a call on one rank is not what the plain module gives."""
     last = place == case.places[-1]
     for name, value in result.items():
         there = wanted.get(name)
+        if name == "generator":
+            continue
         if name == "state":
             for weight, (grad, values) in value.items():
                 grad_there, values_there = there[weight]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from math import inf, nan
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
 
-from gpipe_bench.distributed import Pipe
+from gpipe_bench.distributed import PeerError, Pipe
 from tests.distributed.ranks import die, run_processes
-from tests.distributed.virtual import run_ranks
+from tests.distributed.virtual import VirtualNetwork, World, run_ranks
 
 
 def interrupt():
@@ -45,6 +47,40 @@ def test_a_process_that_stops_as_it_connects_is_named(number, stop, tmp_path):
     for (kind, message), name in zip(others, named, strict=True):
         assert kind == "PeerError"
         assert name in message
+
+
+@pytest.mark.parametrize("number", range(1, 40, 3))
+def test_after_an_interrupt_as_processes_meet_all_can_make_another_pipeline(number):
+    """Wherever it comes: all count the pipelines alike that they have made."""
+    world = World(4)
+    grid = [[0, 1], [2, 3]]
+    interrupted = []
+
+    def watch(rank):
+        if (rank, world.operations[rank], interrupted) == (3, number, []):
+            interrupted.append(rank)
+            raise KeyboardInterrupt
+
+    def job(network):
+        row, column = divmod(network.own, 2)
+        groups = {
+            "group": VirtualNetwork(world, grid[row], network.own),
+            "replicas": VirtualNetwork(world, [column, column + 2], network.own),
+        }
+        layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+        def step(timeout_s):
+            pipe = Pipe(layers, [1, 1], **groups, timeout_s=timeout_s)
+            return pipe.step(torch.ones(4, 3), torch.ones(4, 3), functional.mse_loss)
+
+        with pytest.raises((PeerError, KeyboardInterrupt)):
+            step(5)
+        return step(600)
+
+    world.watch = watch
+    results = world.run(job)
+    assert interrupted
+    assert all(isinstance(result, torch.Tensor) for result in results), results
 
 
 @pytest.mark.parametrize("value", [0, -1.0, nan, inf, 1e-9, 1e12, "5", None])
