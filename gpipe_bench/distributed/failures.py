@@ -56,10 +56,12 @@ class FailureChannel:
             for peer, rank in enumerate(ranks):
                 if rank != self.rank:
                     memory = torch.zeros(2, _LONGEST, dtype=torch.uint8, device="cpu")
-                    # One that is gone already tells nothing.
+                    news: deque[tuple[Tensor, Work]] = deque()
+                    # One that is gone already tells nothing; one that goes after the first piece has told that.
                     with suppress(RuntimeError):
-                        news = deque([(piece, group.recv([piece], peer, _TAG)) for piece in memory])
-                        self._peers[rank] = group, peer, news
+                        for piece in memory:
+                            news.append((piece, group.recv([piece], peer, _TAG)))
+                            self._peers[rank] = group, peer, news
 
     def tell(self, reason: str) -> None:
         """Tell all others why this process stops, unless they know, or, before they do, for whom it waits."""

@@ -185,9 +185,14 @@ class Case:
         self.ties = self._ties(draw, sum(self.balance)) if draw.random() < 0.4 else []
         self.skips = self._skips(draw, sum(self.balance)) if draw.random() < 0.5 else []
         kinds = ["step", "step", "step", "add", "load", "evaluate", "clip"]
-        self.calls = [draw.choice(kinds) for _ in range(draw.randint(1, 4))]
+        self.calls = [draw.choice(kinds) for _ in range(draw.randint(1, 3))]
         usual = draw.randint(1, 8)
         self.rows = [usual if draw.random() < 0.7 else draw.randint(1, 9) for _ in self.calls]
+        # Batches of a kind that was there before, as in training.
+        for _ in range(draw.choice([0, 0, 1, 2])):
+            which = draw.randrange(len(self.calls))
+            self.calls.append(self.calls[which])
+            self.rows.append(self.rows[which])
         # The rows of ready-made micro-batches, of one call.
         self.ready = [draw.randint(1, 3) for _ in range(draw.randint(1, 5))] if draw.random() < 0.15 else []
         self.of_batch = draw.random() < 0.2 and not self.ready
@@ -216,7 +221,7 @@ class Case:
 
     def _ties(self, draw: random.Random, count: int) -> list[list[int]]:
         """Layers that have one weight."""
-        places = draw.sample(range(count), min(count, draw.choice([2, 2, 3, 4])))
+        places = draw.sample(range(count), min(count, draw.choice([2, 3, 4, 4])))
         return [sorted(part) for part in (places[:2], places[2:]) if len(part) > 1]
 
     def _skips(self, draw: random.Random, count: int) -> list[list[int]]:

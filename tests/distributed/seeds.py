@@ -227,11 +227,13 @@ class Trial:
         x, target = case.batch(number, replica, int(trains and several and self._differs(rank, "rows", number)))
         given = case.given(x) if place == 0 else None
         result: dict[str, Any] = {}
-        if self._differs(rank, "chunks", number):
+        # To clip gradients none of these counts.
+        runs = call != "clip"
+        if runs and self._differs(rank, "chunks", number):
             pipe.chunks += 1
-        if self._differs(rank, "checkpoint", number):
+        if runs and self._differs(rank, "checkpoint", number):
             pipe.checkpoint = "never" if pipe.checkpoint != "never" else "always"
-        if self._differs(rank, "mode", number):
+        if runs and self._differs(rank, "mode", number):
             pipe.eval()
         if self._differs(rank, "call", number):
             call, trains = ("evaluate", False) if call != "evaluate" else ("step", True)
@@ -323,6 +325,10 @@ def check(trial: Trial) -> list[str]:
             for rank, found in enumerate(trial.found)
             if len(found.results) > least + 1
         ]
+    if any(each.kind == "difference" for each in harm) and not any(found.error for found in trial.found):
+        wrong.append("nobody notices what differs")
+    # As documented: a rank that never had all its connections is named, too, by those that wait for it.
+    meeting = {rank for rank, found in enumerate(trial.found) if found.error and _MEETING in found.error[1]}
     limit_s = limit(trial, harm)
     for rank, found in enumerate(trial.found):
         if rank in gone:
@@ -332,7 +338,7 @@ def check(trial: Trial) -> list[str]:
         if found.error is not None:
             wrong += [
                 f"rank {rank}: {each}"
-                for each in misleading(rank, *found.error, harm, guilty, several=len(case.grid) > 2)
+                for each in misleading(rank, *found.error, harm, guilty, meeting, several=len(case.grid) > 2)
             ]
         elif len(found.results) < len(case.calls):
             wrong.append(f"rank {rank} ended without an error")
@@ -358,7 +364,14 @@ def limit(trial: Trial, harm: dict[Failure, float]) -> float:
 
 
 def misleading(
-    rank: int, kind: type[BaseException], text: str, harm: dict[Failure, float], guilty: set[int], *, several: bool
+    rank: int,
+    kind: type[BaseException],
+    text: str,
+    harm: dict[Failure, float],
+    guilty: set[int],
+    meeting: set[int],
+    *,
+    several: bool,
 ) -> Iterator[str]:
     """What is wrong with an error."""
     own = {"interrupt": KeyboardInterrupt, "exception": BoomError}
@@ -387,7 +400,7 @@ def misleading(
         if not blamed:
             yield f"no rank is named: {text}"
     # Of three replicas and more each knows that one of the others is gone, but not which.
-    elif not blamed & guilty or not (differs or several or blamed <= guilty):
+    elif not blamed & (guilty | meeting) or not (differs or several or blamed <= guilty | meeting):
         yield f"ranks {sorted(blamed)} are named for {sorted(guilty)}: {text}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpipe_bench.distributed.failures import FailureChannel, LostError
-from tests.distributed.virtual import Context, World
+from tests.distributed.virtual import Context, VirtualGroup, World
 
 SILENT, CLOSED = LostError(RuntimeError("Timed out waiting")), LostError(RuntimeError("Connection closed\nby peer"))
 RANKS = [10, 11, 12]
@@ -32,6 +32,23 @@ def test_a_reason_that_is_no_text_of_utf_8():
     first, second, _ = news_of(connected())
     first.tell("no file \udcff")
     assert second.cause([10], CLOSED) == "no file ?"
+
+
+def test_what_a_process_told_that_goes_as_this_one_begins_to_hear():
+    context = connected()
+    told = FailureChannel([(context.group(2), RANKS)], 0.01, lambda: context.world.now_s)
+
+    class Late(VirtualGroup):
+        def recv(self, tensors, rank, tag):
+            work = super().recv(tensors, rank, tag)
+            if rank == 2:
+                told.tell("the reason")
+                context.close(2)
+                context.world.settle()
+            return work
+
+    first = FailureChannel([(Late(context, 0), RANKS)], 0.01, lambda: context.world.now_s)
+    assert first.cause([12], CLOSED) == "the reason"
 
 
 @pytest.mark.parametrize("before", [True, False])
