@@ -116,6 +116,7 @@ DIFFERENCES = {
     "mode": ("training mode",),
     "call": ("the call", "the schedule"),
     "max_norm": ("max_norm",),
+    "grad mode": ("grad mode", "the schedule"),
 }
 """What a rank can have otherwise than the others, and what an error may say of it."""
 OF_REPLICAS = {
@@ -124,6 +125,7 @@ OF_REPLICAS = {
     "gradients": ("gradients before this step",),
     "reduction": ("reduction",),
     "freezes": ("parameters",),
+    "part": ("modes of layers",),
 }
 """What replicas must have alike, too: all ranks of one have other rows or evaluate once more, or one rank differs."""
 KINDS = ("kill", "interrupt", "exception", "stall", "pause", "cut", "hitch", "difference", "idle")
@@ -137,10 +139,11 @@ class Failure:
         kind: ``kill``; ``interrupt``, a KeyboardInterrupt; ``exception``, in a layer or loss;
             ``stall``, it stands still for longer than the others wait, and ``pause``, for less; ``cut``, it loses the
             link to half of the others, and ``hitch``, for a short time; ``difference``, it does something else; or
-            ``idle``, it makes no more calls, and stays.
+            ``idle``, it makes no more calls, and stays, or goes.
         rank: in the whole job.
         number: of its use of the network, of its layers' passes, or of its call.
-        name: of a difference; "layer" of a kill or an interrupt that comes in a layer, and not as it uses the network.
+        name: of a difference; "layer" of a kill or an interrupt that comes in a layer, and not as it uses the network;
+            "goes" of a rank that makes no more calls, and ends.
         apart: the ranks that have no link to the others.
     """
 
@@ -158,7 +161,7 @@ class Failure:
     @property
     def silent(self) -> bool:
         """Whether nothing tells the others but time."""
-        return self.kind in ("stall", "cut", "idle")
+        return self.kind in ("stall", "cut", "idle") and self.name != "goes"
 
 
 class Case:
@@ -239,6 +242,8 @@ class Case:
             name = draw.choice([*DIFFERENCES, *(OF_REPLICAS if len(self.grid) > 1 else ())])
         elif kind in ("kill", "interrupt") and draw.random() < 0.3:
             name = "layer"
+        elif kind == "idle" and draw.random() < 0.4:
+            name = "goes"
         if kind == "exception" or name == "layer":
             number = draw.randint(1, draw.choice([4, 20]))
         elif kind in ("difference", "idle"):

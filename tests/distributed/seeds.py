@@ -162,10 +162,11 @@ class Trial:
         try:
             pipe = self._pipeline(rank, made, pipeline, replicas)
             for number, call in enumerate(self.case.calls):
-                idle = Failure("idle", rank, number)
-                if idle in self.case.failures and self._happens(idle):
-                    world.pause(rank, 10 * self.case.timeout_s + 60)
-                    return
+                for idle in self.case.failures:
+                    if (idle.kind, idle.rank, idle.number) == ("idle", rank, number) and self._happens(idle):
+                        if idle.silent:
+                            world.pause(rank, 10 * self.case.timeout_s + 60)
+                        return
                 found.results.append(self._call(pipe, rank, number, call))
         except (KilledError, HangError):
             raise
@@ -240,6 +241,8 @@ class Trial:
         if trains and several and self._differs(rank, "freezes", number):
             first = next(pipe.parameters())
             first.requires_grad_(not first.requires_grad)
+        if trains and several and self._differs(rank, "part", number):
+            pipe[0].eval()
         if trains and several and self._differs(rank, "evaluation", number):
             with torch.no_grad():
                 pipe(given)
@@ -262,7 +265,8 @@ class Trial:
             if call != "add" and not (there and self._differs(rank, "gradients", number)):
                 pipe.zero_grad()
             how = several and place == case.places[-1] and self._differs(rank, "reduction", number)
-            result["loss"] = pipe.step(given, case.given(target), loss, reduction="mean" if how else "sum")
+            with torch.set_grad_enabled(not self._differs(rank, "grad mode", number)):
+                result["loss"] = pipe.step(given, case.given(target), loss, reduction="mean" if how else "sum")
             result["x"] = x.grad
             update([*pipe.parameters()])
         result["state"], result["generator"] = state_of(pipe), torch.get_rng_state()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import inf
 
-import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -32,13 +31,26 @@ def on_a_mesh(name):
     return mesh, alone
 
 
-def clipped(_, name):
-    """For each norm what differs from the same gradients in whole tensors, which one process would clip."""
+def each_norm(pipe):
+    """Every norm, with the gradients of one step."""
+    grads = [(each, None if each.grad is None else each.grad.clone()) for each in pipe.parameters()]
+    for norm_type in NORMS:
+        for each, grad in grads:
+            each.grad = None if grad is None else grad.clone()
+        yield norm_type
+    pipe.close()
+
+
+def clipped(_):
+    """For each plan and norm what differs from the same gradients in whole tensors, which one process would clip."""
+    return [wrong for name in PLANS for wrong in clipped_with(name)]
+
+
+def clipped_with(name):
     mesh, alone = on_a_mesh(name)
     grads = {key: whole(each.grad).clone() for key, each in alone.named_parameters()}
-    wrong = []
-    for norm_type in NORMS:
-        pipe = stepped(mesh, name)
+    wrong, pipe = [], stepped(mesh, name)
+    for norm_type in each_norm(pipe):
         plain = [nn.Parameter(grad.clone()) for grad in grads.values()]
         for each, grad in zip(plain, grads.values(), strict=True):
             each.grad = grad.clone()
@@ -49,33 +61,32 @@ def clipped(_, name):
         pairs |= {key: (each.grad, there[key].grad) for key, each in pipe.named_parameters()}
         # The parts of a sharded gradient are summed up apart.
         wrong += [
-            (norm_type, key)
+            (name, norm_type, key)
             for key, (one, other) in pairs.items()
             if not torch.allclose(whole(one), other, rtol=1e-12, atol=0)
         ]
-        pipe.close()
     return wrong
 
 
 def bits(_):
     """As above, if all parameters are DTensors: PyTorch clips these itself, with the same bits."""
-    wrong = []
-    for norm_type in NORMS:
-        mesh, alone = on_a_mesh("sequence")
-        pipe = stepped(mesh, "sequence")
+    mesh, alone = on_a_mesh("sequence")
+    before = [each.grad.clone() for each in alone.parameters()]
+    wrong, pipe = [], stepped(mesh, "sequence")
+    for norm_type in each_norm(pipe):
+        for each, grad in zip(alone.parameters(), before, strict=True):
+            each.grad = grad.clone()
         expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.01, norm_type)
         total, there = pipe.clip_grad_norm_(0.01, norm_type), dict(alone.named_parameters())
         pairs = {key: (each.grad, there[key].grad) for key, each in pipe.named_parameters()} | {
             "norm": (total, expected)
         }
         wrong += [(norm_type, key) for key, (one, other) in pairs.items() if not torch.equal(whole(one), whole(other))]
-        pipe.close()
     return wrong
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_gradients_are_clipped_by_the_norm_of_the_whole_tensors(name, tmp_path):
-    assert run_processes(4, tmp_path, clipped, name) == [[]] * 4
+def test_gradients_are_clipped_by_the_norm_of_the_whole_tensors(tmp_path):
+    assert run_processes(4, tmp_path, clipped) == [[]] * 4
 
 
 def test_the_bits_of_the_layers_without_a_pipeline(tmp_path):

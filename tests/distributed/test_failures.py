@@ -68,29 +68,6 @@ def outcomes(schedule, partitions, place, number, burn, world=None):
     return run_ranks(ranks_of(schedule, partitions), job, world)
 
 
-def test_the_silent_rank_at_the_end_of_a_chain_is_named():
-    """Rank 0 waits for rank 1, which waits for rank 2."""
-
-    def job(group):
-        layers = [nn.Linear(3, 3) for _ in range(3)]
-        layers[2].register_forward_hook(lambda *_: group.silence())
-        pipe = Pipe(nn.Sequential(*layers), [1, 1, 1], group=group, chunks=2)
-        pipe.step(torch.rand(8, 3), torch.rand(8, 3), functional.mse_loss)
-
-    for result in run_ranks(3, job)[:2]:
-        assert isinstance(result, PeerError)
-        assert "rank 2 is silent, or waits for one that is, said rank 1" in str(result)
-
-
-def test_no_thread_is_left():
-    before = set(threading.enumerate())
-    outcomes("1f1b", 3, 1, 3, lambda: (_ for _ in ()).throw(BoomError()))
-    left = [thread for thread in threading.enumerate() if thread not in before]
-    for thread in left:
-        thread.join(5)
-    assert not any(thread.is_alive() for thread in left)
-
-
 def test_a_device_that_one_rank_does_not_have():
     def job(group):
         layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))

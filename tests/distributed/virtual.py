@@ -521,6 +521,16 @@ class VirtualNetwork:
         return context.group(self.own)
 
 
+def grid_of(network: VirtualNetwork, ranks: int) -> dict[str, VirtualNetwork]:
+    """The groups of a rank of a grid, in whose rows are pipelines of some ranks, and in whose columns replicas."""
+    world, own = network.world, network.own
+    row, column = divmod(own, ranks)
+    return {
+        "group": VirtualNetwork(world, range(row * ranks, (row + 1) * ranks), own),
+        "replicas": VirtualNetwork(world, range(column, world.size, ranks), own),
+    }
+
+
 def run_ranks(size: int, job: Callable[[VirtualNetwork], Any], world: World | None = None) -> list[Any]:
     """What ``job`` gives or raises on each rank."""
     return (world or World(size)).run(job)
