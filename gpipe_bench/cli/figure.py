@@ -12,7 +12,19 @@ from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 
 _SCHEDULES = ("schedules_pareto", "schedules_scaling", "schedules_bubbles", "schedules_timelines")
-_NAMES = ("ablation", "shares", "timelines", "tables", "sweep", "why", "advice", *_SCHEDULES, "networks", "zero_bubble")
+_NAMES = (
+    "ablation",
+    "shares",
+    "timelines",
+    "tables",
+    "sweep",
+    "why",
+    "advice",
+    *_SCHEDULES,
+    "networks",
+    "zero_bubble",
+    "verdicts",
+)
 
 
 def figure(

@@ -19,13 +19,14 @@ from gpipe_bench.figures.schedules import PARETO, SCALING
 from gpipe_bench.figures.shares import SHARES
 from gpipe_bench.figures.sweep import SWEEP
 from gpipe_bench.figures.timelines import TIMELINES
+from gpipe_bench.figures.verdicts import VERDICTS
 from gpipe_bench.figures.why import WHY
 from gpipe_bench.figures.zero_bubble import ZERO_BUBBLE
 from gpipe_bench.results.catalogue import DrawnFigure, reference_figures
 from gpipe_bench.util.processes import spread
 
 _COMPONENTS: Final = (ABLATION, SHARES, TIMELINES, TABLES)
-_SETTINGS: Final = (SWEEP, WHY, ADVICE, PARETO, SCALING, BUBBLES, STEPS, NETWORKS, ZERO_BUBBLE)
+_SETTINGS: Final = (SWEEP, WHY, ADVICE, PARETO, SCALING, BUBBLES, STEPS, NETWORKS, ZERO_BUBBLE, VERDICTS)
 
 FIGURES: Final[dict[str, Figure]] = {figure.name: figure for figure in (*_COMPONENTS, *_SETTINGS)}
 """What ``gpipe-bench figure`` draws."""

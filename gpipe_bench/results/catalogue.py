@@ -29,6 +29,7 @@ _KINDS: Final = {
     "advice": "advice",
     "residuals": "networks",
     "schedules_timelines": "schedules_timelines",
+    "judge": "verdicts",
 }
 """The figure of a table by the beginning of its name."""
 

@@ -12,6 +12,7 @@ from gpipe_bench.figures.base import COLUMN_IN, PAGE_IN
 from gpipe_bench.figures.registry import FIGURES
 from gpipe_bench.figures.runs import Run
 from gpipe_bench.figures.style import FONT_PT, drawing
+from gpipe_bench.figures.verdicts import Verdicts
 from tests.figures.synthetic import (
     ablation_row,
     accelerator_ablation,
@@ -29,7 +30,14 @@ def steps(*runs):
     return {row.variant: Run(row, events, "showing another one") for row, events in runs}
 
 
+def verdicts():
+    kinds = ("ok", "limit", "wrong", "raises", "hangs")
+    found = {("mine:1f1b", kind): kind for kind in kinds}
+    return Verdicts({"mine:1f1b": "1.0+cpu", "none": "2"}, [*kinds], found, ["2.13.0"])
+
+
 CASES = {
+    "verdicts": ("verdicts", verdicts),
     "cpu": ("ablation", cpu_ablation),
     "ways of a cpu": ("ablation", cpu_ways),
     "accelerator": ("ablation", accelerator_ablation),

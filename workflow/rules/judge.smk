@@ -2,7 +2,14 @@
 from importlib.metadata import version
 
 JUDGED = ["gpipe_bench", "gpipe_bench:gpipe", "gpipe_bench:1f1b", "gpipe_bench:zb_h1", "gpipe_bench:interleaved"]
-JUDGED += ["gpipe_bench:zb_v", "torchgpipe", "fairscale", "pipelining:gpipe", "pipelining:1f1b"]
+JUDGED += [
+    "gpipe_bench:zb_v",
+    "gpipe_bench_processes:1f1b",
+    "torchgpipe",
+    "fairscale",
+    "pipelining:gpipe",
+    "pipelining:1f1b",
+]
 JUDGED += ["pipelining:interleaved", "pipelining:interleaved_zb", "pipelining:zb_v", "pipelining:dualpipe_v"]
 
 
@@ -25,5 +32,5 @@ rule judge_engines:
         sources=source_digest("gpipe_bench.cli.judge"),
         torch=version("torch"),
     shell:
-        "(python -m gpipe_bench judge {params.engines:q} --limit-s 60 --out {output:q} || test -s {output:q})"
+        "(python -m gpipe_bench judge {params.engines:q} --limit-s 120 --out {output:q} || test -s {output:q})"
         " > {log:q} 2>&1"
