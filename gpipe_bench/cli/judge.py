@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.configurations import digest
+from gpipe_bench.results.rows import SCHEMA_VERSION
+from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import lines_text
 from gpipe_bench.util.files import write_files
 from gpipe_bench.util.nearest import nearest
@@ -27,7 +31,7 @@ def judge(  # noqa: PLR0917 - options, which have names on the command line
     """
     from gpipe_bench.judge.behaviours import BEHAVIOURS
     from gpipe_bench.judge.runner import adapter_of, judged
-    from gpipe_bench.measure.host import host_facts
+    from gpipe_bench.measure.host import cpu_count, cpu_name, host_facts, machine_slug
 
     chosen = [*(engines or ()), *(engine or ())]
     problems = [
@@ -40,18 +44,23 @@ def judge(  # noqa: PLR0917 - options, which have names on the command line
     if problems:
         raise ConfigError(problems)
     versions = {name: adapter_of(name).version for name in chosen}
-    rows = [["engine", "version", "behaviour", "verdict", "seed", "setting", "detail", "torch", "commit", "dirty"]]
-    facts = host_facts()
-    ran = [str(facts[name] if facts[name] is not None else "") for name in ("torch", "commit", "dirty")]
-    failed = False
+    rows = [list(TABLES["judge"].columns)]
+    profile, failed = machine_slug(cpu_name(), cpu_count()), False
     for name in chosen:
         counts: dict[str, int] = {}
+        configuration = json.dumps({"engine": name, "seed": seed, "limit_s": limit_s}, sort_keys=True)
+        origin = host_facts() | {
+            "engine": name, "version": versions[name], "seed": seed, "evidence": "measured", "profile": profile,
+            "config_sha256": digest(configuration), "schema_version": SCHEMA_VERSION,
+        }  # fmt: skip
         typer.echo(f"{name} {versions[name]}")
         for behaviour, verdict in judged(name, only or BEHAVIOURS, seed, limit_s):
             counts[verdict.kind] = counts.get(verdict.kind, 0) + 1
-            rows.append(
-                [name, versions[name], behaviour, verdict.kind, str(seed), verdict.setting, verdict.detail, *ran]
-            )  # fmt: skip
+            found = {
+                "behaviour": behaviour, "verdict": verdict.kind, "setting": verdict.setting, "detail": verdict.detail,
+            }  # fmt: skip
+            cells = ((origin | found)[column] for column in TABLES["judge"].columns)
+            rows.append(["" if cell is None else str(cell) for cell in cells])
             if verdict.kind != "ok":
                 typer.echo(f"  {behaviour:<22} {verdict.kind:<7} {verdict.setting}")
                 typer.echo(f"    {verdict.detail}"[:79])
