@@ -357,9 +357,10 @@ def limit(trial: Trial, harm: dict[Failure, float]) -> float:
         0.3 * case.timeout_s for each in trial.happened if each.harmless
     )
     meeting = any(found.error and _MEETING in found.error[1] for found in trial.found)
-    # A rank that goes on by itself, or stops before it has a pipeline, and stays: then nothing tells of it.
+    # A rank that goes on by itself, or stops before it has a pipeline, and stays or makes another: nothing tells of it.
     stays = any(
-        case.lingers[each.rank] and not (trial.found[each.rank].results and trial.found[each.rank].error)
+        (case.again or case.lingers[each.rank])
+        and not (trial.found[each.rank].results and trial.found[each.rank].error)
         for each in harm
     )
     silent = meeting or stays or any(failure.silent for failure in harm)
