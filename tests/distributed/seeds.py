@@ -204,7 +204,8 @@ class Trial:
                 )
         balance, schedule = [*case.balance], case.schedule
         if self._differs(rank, "balance"):
-            balance = [*balance[1:-1], balance[-1] + 1, balance[0] - 1] if max(balance) > 1 else [*balance, 1]
+            other = [*balance[1:-1], balance[-1] + 1, balance[0] - 1] if max(balance) > 1 else [*balance, 1]
+            balance = other if other != balance else [*balance, 1]
         if self._differs(rank, "schedule"):
             schedule = "gpipe" if schedule != "gpipe" else "1f1b"
         if self._differs(rank, "frozen"):
