@@ -20,6 +20,9 @@ from gpipe_bench.judge.runner import HANGS, adapter_of, cases_of, play
 _START_S: Final = 120.0
 """Seconds that processes may take to import PyTorch and the engine."""
 
+_LOOK_S: Final = 0.2
+"""Seconds between two looks at whether the processes are alive."""
+
 _GRACE_S: Final = 2.0
 """Seconds that the other processes get to end once one has raised: their errors may say more, or only that it ended."""
 
@@ -58,13 +61,20 @@ class _Group:
         self.answered(_START_S)
 
     def answered(self, limit_s: float) -> tuple[Notes, str]:
-        """All notes and the first error, or that some processes gave no answer."""
+        """All notes and the first error, or that some processes ended or gave no answer."""
         notes, error, waiting = Notes(), "", set(range(len(self.processes)))
         end = time.monotonic() + limit_s
         while waiting:
+            dead = sorted(rank for rank in waiting if not self.processes[rank].is_alive())
             try:
-                rank, found, raised = self.answers.get(timeout=max(0.0, end - time.monotonic()))
+                rank, found, raised = self.answers.get(timeout=max(0.0, min(_LOOK_S, end - time.monotonic())))
             except queue.Empty:
+                # What ended before this look for an answer will give none.
+                if dead:
+                    code = self.processes[dead[0]].exitcode
+                    return notes, error or f"rank {dead[0]} ended with exit status {code}, without an answer"
+                if time.monotonic() < end:
+                    continue
                 who = ", ".join(map(str, sorted(waiting)))
                 return notes, error or f"{HANGS} {limit_s:g} s from rank {who}"
             waiting.remove(rank)
@@ -102,7 +112,8 @@ class Children:
         for tasks in group.tasks:
             tasks.put((behaviour, seed, index))
         notes, error = group.answered(self.limit_s)
-        if error and (self.processes or error.startswith(HANGS)):
+        ended = not all(process.is_alive() for process in group.processes)
+        if error and (self.processes or ended or error.startswith(HANGS)):
             self.groups.pop(world).end()
         return notes, error
 

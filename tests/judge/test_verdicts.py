@@ -12,7 +12,9 @@ from gpipe_bench.schedules import SCHEDULES
 from tests.processes import command
 
 ADAPTER = """
+import os
 import time
+import torch
 from gpipe_bench.judge.adapters.plain import Plain, PlainPipe
 
 class Broken(PlainPipe):
@@ -21,6 +23,8 @@ class Broken(PlainPipe):
             raise OSError("no sums")
         if x.shape[0] == 10:
             time.sleep(600)
+        if x.dtype == torch.float16:
+            os._exit(3)
         value = super().step(x, target, loss)
         if callable(loss.reduction):
             self.model[0].linear.weight.grad.mul_(2)
@@ -40,6 +44,7 @@ def adapter(schedule):
 def test_each_verdict_is_found_and_a_hang_is_ended(tmp_path):
     (tmp_path / "mine.py").write_text(ADAPTER)
     wanted = {"chain": "ok", "skips": "limit", "labels": "wrong", "sum": "raises", "uneven": "hangs", "nan": "ok"}
+    wanted["float16"] = "raises"
     names = [word for name in wanted for word in ("--only", name)]
 
     done = command(["judge", "--engine", "mine.py", *names, "--limit-s", "2", "--out", "rows.csv"], tmp_path)
@@ -51,6 +56,7 @@ def test_each_verdict_is_found_and_a_hang_is_ended(tmp_path):
     assert rows["labels"]["setting"] == "n=2 m=2 never"
     assert "grad 0.linear.weight is off" in rows["labels"]["detail"]
     assert "rank 0" in rows["uneven"]["detail"]
+    assert rows["float16"]["detail"].startswith("rank 0 ended with exit status 3")
     assert "again: gpipe-bench judge mine.py --only 'labels' --seed 0" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
