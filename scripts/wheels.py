@@ -41,7 +41,7 @@ def copied(target: Path) -> Path:
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         hidden = {name for name in names if name.startswith(".") or name in ("__pycache__", "gpipe_bench.egg-info")}
-        hidden -= {".ci", ".gitignore"}
+        hidden -= {".ci", ".github", ".gitignore"}
         if Path(folder) == ROOT:
             return hidden | _LEFT_OUT.intersection(names)
         return set(names) - {"reference"} if Path(folder) == ROOT / "results" else hidden
