@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -66,7 +67,7 @@ def judge(  # noqa: PLR0917 - options, which have names on the command line
                 typer.echo(f"    {verdict.detail}"[:79])
             if verdict.kind not in ("ok", "limit"):
                 failed = True
-                typer.echo(f"    again: gpipe-bench judge {name} --only {behaviour!r} --seed {seed}")
+                typer.echo(f"    again: gpipe-bench judge {quote(name)} --only {behaviour!r} --seed {seed}")
         typer.echo("  " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
     if out is not None:
         write_files({out: lines_text(rows)})

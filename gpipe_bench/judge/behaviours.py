@@ -78,13 +78,10 @@ def _behaviour(
     return Behaviour(name, says, lambda seed, per: [case(setup, seed, per) for setup in grid], check, raises)
 
 
-def _all() -> Iterator[Behaviour]:
-    add = _behaviour
+def _of_batches_and_losses() -> Iterator[Behaviour]:
     few = (Setup(3, 1), Setup(3, 2), Setup(3, 2, "always"))
-    one = (Setup(2, 1), Setup(3, 1, "always"))
-    noise = each(own.Noise)
-    yield add("chain", "loss and gradients of a chain", chain, scripts.one_step, GRID)
-    yield add(
+    yield _behaviour("chain", "loss and gradients of a chain", chain, scripts.one_step, GRID)
+    yield _behaviour(
         "uneven",
         "10 rows in 4 micro-batches",
         chain,
@@ -92,13 +89,13 @@ def _all() -> Iterator[Behaviour]:
         (Setup(2, 4), Setup(3, 4, "always")),
         needs="uneven",
     )
-    yield add("few", "fewer micro-batches than devices", chain, scripts.one_step, few, needs="few")
-    yield add("shapes", "other sizes from step to step", chain, scripts.shapes, needs="shapes")
-    yield add("sum", "a loss that is a sum", chain, scripts.sums)
-    yield add("labels", "a mean over labels, of which some are ignored", chain, scripts.labels)
-    yield add("no labels", "a micro-batch without any label", chain, scripts.no_labels)
-    yield add("norm", "norm of all gradients, and clipping by it", chain, scripts.clipped, needs="clip")
-    yield add(
+    yield _behaviour("few", "fewer micro-batches than devices", chain, scripts.one_step, few, needs="few")
+    yield _behaviour("shapes", "other sizes from step to step", chain, scripts.shapes, needs="shapes")
+    yield _behaviour("sum", "a loss that is a sum", chain, scripts.sums)
+    yield _behaviour("labels", "a mean over labels, of which some are ignored", chain, scripts.labels)
+    yield _behaviour("no labels", "a micro-batch without any label", chain, scripts.no_labels)
+    yield _behaviour("norm", "norm of all gradients, and clipping by it", chain, scripts.clipped, needs="clip")
+    yield _behaviour(
         "norm to the bit",
         "the norm adds up in the order of the model",
         chain,
@@ -107,7 +104,10 @@ def _all() -> Iterator[Behaviour]:
         check=scripts.same_bits,
         needs="clip few",
     )
-    yield add(
+
+
+def _of_values_between_partitions() -> Iterator[Behaviour]:
+    yield _behaviour(
         "skips",
         "two crossing skips",
         lambda n: chain(n + 2, stashing("a"), stashing("b"), last=(popping("a"), popping("b"))),
@@ -115,7 +115,7 @@ def _all() -> Iterator[Behaviour]:
         GRID,
         needs="skips",
     )
-    yield add(
+    yield _behaviour(
         "skip and next",
         "a tensor to the next and to a later partition",
         lambda n: chain(n, stashing("a", same=True), last=(popping("a"),)),
@@ -123,32 +123,35 @@ def _all() -> Iterator[Behaviour]:
         (Setup(3, 4), Setup(3, 4, "always")),
         needs="skips",
     )
-    yield add(
+    yield _behaviour(
         "tuples",
         "floats and integers travel along",
         lambda n: nn.Sequential(*(own.Many() for _ in range(n - 1)), own.Merge()),
         scripts.tuples,
         needs="tuples",
     )
-    yield add(
+    yield _behaviour(
         "none",
         "None between partitions",
         lambda n: nn.Sequential(*(own.WithNone() for _ in range(n - 1)), own.First()),
         scripts.one_step,
         needs="none",
     )
-    yield add(
+    yield _behaviour(
         "beside",
         "a value that no loss uses",
         lambda n: chain(n, own.Beside(), own.First()),
         scripts.one_step,
         needs="tuples",
     )
-    yield add("frozen", "a frozen first layer, a frozen bias", _frozen, scripts.one_step, GRID)
-    yield add("unused", "AdamW leaves weights without use", lambda n: chain(n, own.Spare()), scripts.optimized)
-    yield add("tied", "a weight in the first and the last layer", _tied, scripts.one_step, GRID, needs="tied")
-    yield add("accumulate", "three steps add up", chain, scripts.accumulated)
-    yield add(
+
+
+def _of_parameters() -> Iterator[Behaviour]:
+    yield _behaviour("frozen", "a frozen first layer, a frozen bias", _frozen, scripts.one_step, GRID)
+    yield _behaviour("unused", "AdamW leaves weights without use", lambda n: chain(n, own.Spare()), scripts.optimized)
+    yield _behaviour("tied", "a weight in the first and the last layer", _tied, scripts.one_step, GRID, needs="tied")
+    yield _behaviour("accumulate", "three steps add up", chain, scripts.accumulated)
+    yield _behaviour(
         "accumulate by default",
         "three steps add up with the engine's own settings",
         chain,
@@ -156,13 +159,17 @@ def _all() -> Iterator[Behaviour]:
         (Setup(2, 2, defaults=True),),
         needs="defaults",
     )
-    yield add("optimizer", "weights after three steps of AdamW", chain, scripts.optimized)
-    yield add("flat gradients", "gradients are added in place", chain, scripts.flat_grads)
-    yield add("evaluation", "evaluation before and between steps", chain, scripts.evaluated, needs="evaluate")
-    yield add(
+    yield _behaviour("optimizer", "weights after three steps of AdamW", chain, scripts.optimized)
+    yield _behaviour("flat gradients", "gradients are added in place", chain, scripts.flat_grads)
+    yield _behaviour("evaluation", "evaluation before and between steps", chain, scripts.evaluated, needs="evaluate")
+
+
+def _of_random_layers() -> Iterator[Behaviour]:
+    noise = each(own.Noise)
+    yield _behaviour(
         "masks again", "recomputation draws the masks of the loss", noise, scripts.euler, GRID, check=scripts.same_masks
     )
-    yield add(
+    yield _behaviour(
         "late masks",
         "a layer that first draws in the second step",
         noise,
@@ -170,10 +177,14 @@ def _all() -> Iterator[Behaviour]:
         GRID[::3],
         check=scripts.same_masks,
     )
-    yield add("own masks", "each micro-batch has masks of its own", noise, scripts.masks)
-    yield add("seeds", "a seed repeats masks, another one does not", noise, scripts.repeated)
-    yield add("generator", "a step without random layers draws nothing", chain, scripts.generator)
-    yield add(
+    yield _behaviour("own masks", "each micro-batch has masks of its own", noise, scripts.masks)
+    yield _behaviour("seeds", "a seed repeats masks, another one does not", noise, scripts.repeated)
+    yield _behaviour("generator", "a step without random layers draws nothing", chain, scripts.generator)
+
+
+def _of_layers_with_side_effects() -> Iterator[Behaviour]:
+    one = (Setup(2, 1), Setup(3, 1, "always"))
+    yield _behaviour(
         "batch norm",
         "statistics of the batch or of its micro-batches",
         each(lambda: nn.BatchNorm1d(own.WIDTH)),
@@ -181,29 +192,36 @@ def _all() -> Iterator[Behaviour]:
         GRID,
         check=scripts.statistics,
     )
-    yield add("spectral norm", "a buffer that each forward pass changes", _spectral, scripts.one_step, one, needs="few")
-    yield add(
+    yield _behaviour(
+        "spectral norm", "a buffer that each forward pass changes", _spectral, scripts.one_step, one, needs="few"
+    )
+    yield _behaviour(
         "main_grad", "a function that adds its gradient itself", each(lambda: own.Custom(own.Fused)), scripts.main_grads
     )
-    yield add(
+    yield _behaviour(
         "writes gradient",
         "a function that writes into the gradient it gets",
         each(lambda: own.Custom(own.InPlace)),
         scripts.one_step,
     )
-    yield add("hooks", "hooks of parameters", chain, scripts.hooked, check=scripts.hooks_fire)
-    yield add("hook on input", "a layer that registers a hook on its input", each(own.HookOnInput), scripts.one_step)
-    yield add(
+    yield _behaviour("hooks", "hooks of parameters", chain, scripts.hooked, check=scripts.hooks_fire)
+    yield _behaviour(
+        "hook on input", "a layer that registers a hook on its input", each(own.HookOnInput), scripts.one_step
+    )
+    yield _behaviour(
         "writes input",
         "layers that work in place",
         lambda n: nn.Sequential(Block(), *(own.WritesInput() for _ in range(n - 1))),
         scripts.one_step,
     )
-    yield add("batch stays", "the caller's batch is not written to", chain, scripts.caller)
-    yield add(
+    yield _behaviour("batch stays", "the caller's batch is not written to", chain, scripts.caller)
+
+
+def _of_passes_and_memory() -> Iterator[Behaviour]:
+    yield _behaviour(
         "passes", "number of forward passes", chain, scripts.passes, GRID, check=scripts.forward_passes, needs="passes"
     )
-    yield add(
+    yield _behaviour(
         "backward order",
         "number and order of backward passes",
         each(own.Probe),
@@ -212,7 +230,7 @@ def _all() -> Iterator[Behaviour]:
         check=scripts.backward_passes,
         needs="passes",
     )
-    yield add(
+    yield _behaviour(
         "memory",
         "activations alive at once, and after the step",
         each(own.Probe),
@@ -221,11 +239,14 @@ def _all() -> Iterator[Behaviour]:
         check=scripts.memory_bounds,
         needs="passes",
     )
-    yield add("autocast", "autocast reaches the layers", each(own.Typed), scripts.cast)
-    yield add("float16", "gradients of half precision", chain, scripts.one_step, dtype=torch.float16)
-    yield add("nan", "NaN in one row is seen", chain, scripts.nan)
+
+
+def _of_precision_and_errors() -> Iterator[Behaviour]:
+    yield _behaviour("autocast", "autocast reaches the layers", each(own.Typed), scripts.cast)
+    yield _behaviour("float16", "gradients of half precision", chain, scripts.one_step, dtype=torch.float16)
+    yield _behaviour("nan", "NaN in one row is seen", chain, scripts.nan)
     for where in ("forward", "backward"):
-        yield add(
+        yield _behaviour(
             f"error in {where}",
             "an error of a layer surfaces",
             _boom(where),
@@ -234,8 +255,11 @@ def _all() -> Iterator[Behaviour]:
             check=scripts.surfaces,
             raises=True,
         )
-    yield add("after an error", "the step after one that failed", chain, scripts.after_error, needs="recovery")
-    yield add(
+    yield _behaviour("after an error", "the step after one that failed", chain, scripts.after_error, needs="recovery")
+
+
+def _of_several_pipelines() -> Iterator[Behaviour]:
+    yield _behaviour(
         "replicas",
         "two pipelines share a batch",
         chain,
@@ -243,7 +267,7 @@ def _all() -> Iterator[Behaviour]:
         (Setup(2, 2, replicas=2),),
         needs="replicas",
     )
-    yield add(
+    yield _behaviour(
         "tensor parallel",
         "two processes share each partition",
         each(own.Sharded),
@@ -253,5 +277,10 @@ def _all() -> Iterator[Behaviour]:
     )
 
 
-BEHAVIOURS = {behaviour.name: behaviour for behaviour in _all()}
+_KINDS = (
+    *(_of_batches_and_losses, _of_values_between_partitions, _of_parameters, _of_random_layers),
+    *(_of_layers_with_side_effects, _of_passes_and_memory, _of_precision_and_errors, _of_several_pipelines),
+)
+
+BEHAVIOURS = {behaviour.name: behaviour for kind in _KINDS for behaviour in kind()}
 """The behaviours, by name."""

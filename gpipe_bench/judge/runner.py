@@ -39,7 +39,7 @@ class Verdict:
     """What came of a behaviour.
 
     Attributes:
-        kind: ``ok``, ``limit`` (the engine says that it does not do this), ``wrong``, ``raises`` or ``hangs``.
+        kind: ``ok``, ``limit`` (the engine says that it does not do all of this), ``wrong``, ``raises`` or ``hangs``.
         detail: what was seen, or where the limit is documented.
         case: the first case that is not ok, or None.
         seed: of its data.
@@ -120,7 +120,7 @@ def cases_of(behaviour: Behaviour, seed: int, adapter: Adapter) -> list[Case]:
 
 
 def judge(adapter: Adapter, name: str, seed: int = 0, run: Run | None = None) -> Verdict:
-    """The verdict on one behaviour: that of its first case that is not ok.
+    """The verdict on one behaviour: that of its first case that is not ok, or a limit if it leaves one out.
 
     Args:
         adapter: of the engine.
@@ -130,19 +130,18 @@ def judge(adapter: Adapter, name: str, seed: int = 0, run: Run | None = None) ->
     """
     from gpipe_bench.judge.adapters.plain import Plain
 
-    behaviour, limit, done = BEHAVIOURS[name], "", False
+    behaviour, limit = BEHAVIOURS[name], ""
     for index, case in enumerate(cases_of(behaviour, seed, adapter)):
         keys = (*sorted(case.needs), name, f"{name}/{case.setup.checkpoint}")
         if lacking := [adapter.limits[key] for key in keys if key in adapter.limits]:
             limit = limit or lacking[0]
             continue
-        done = True
         plain, _ = play(Plain(), case)
         got, error = run(name, seed, index, case) if run else play(adapter, case)
         kind, detail = _verdict(behaviour, case, plain, got, error)
         if kind != "ok":
             return Verdict(kind, detail, case, seed)
-    return Verdict("ok" if done else "limit", limit, None, seed)
+    return Verdict("limit" if limit else "ok", limit, None, seed)
 
 
 def _verdict(behaviour: Behaviour, case: Case, plain: Notes, got: Notes, error: str) -> tuple[VerdictKind, str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 
 import pytest
+from torch import nn
 
 from gpipe_bench.judge.behaviours import BEHAVIOURS
+from gpipe_bench.judge.protocol import Case, Setup
 from gpipe_bench.judge.runner import adapter_of, judge
+from gpipe_bench.judge.scripts import hooks_fire
 from gpipe_bench.schedules import SCHEDULES
 from tests.processes import command
 
@@ -31,7 +34,7 @@ class Broken(PlainPipe):
         return value
 
 class Adapter(Plain):
-    limits = {"skips": "said on its page"}
+    limits = {"skips": "said on its page", "accumulate/always": "not with checkpoints"}
 
     def build(self, model, setup):
         return Broken(model, model)
@@ -44,7 +47,7 @@ def adapter(schedule):
 def test_each_verdict_is_found_and_a_hang_is_ended(tmp_path):
     (tmp_path / "mine.py").write_text(ADAPTER)
     wanted = {"chain": "ok", "skips": "limit", "labels": "wrong", "sum": "raises", "uneven": "hangs", "nan": "ok"}
-    wanted["float16"] = "raises"
+    wanted |= {"float16": "raises", "accumulate": "limit"}
     names = [word for name in wanted for word in ("--only", name)]
 
     done = command(["judge", "--engine", "mine.py", *names, "--limit-s", "2", "--out", "rows.csv"], tmp_path)
@@ -56,9 +59,17 @@ def test_each_verdict_is_found_and_a_hang_is_ended(tmp_path):
     assert rows["labels"]["setting"] == "n=2 m=2 never"
     assert "grad 0.linear.weight is off" in rows["labels"]["detail"]
     assert "rank 0" in rows["uneven"]["detail"]
+    assert rows["accumulate"]["detail"] == "not with checkpoints"
     assert rows["float16"]["detail"].startswith("rank 0 ended with exit status 3")
     assert "again: gpipe-bench judge mine.py --only 'labels' --seed 0" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(("times", "fine"), [(1, True), (3, False), (4, True), (0, False), (5, False)])
+def test_a_hook_fires_once_per_batch_or_per_micro_batch(times, fine):
+    case = Case(Setup(2, 4), nn.Sequential, lambda _: None)
+    found = hooks_fire(case, {"fired weight": 1}, {"fired weight": times})
+    assert found == (None if fine else f"fired weight {times} times for 4 micro-batches")
 
 
 def bad(engine, names):

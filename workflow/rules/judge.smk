@@ -1,16 +1,10 @@
 # What any pipeline engine must do: this project's engine, PyTorch's pipelines and other packages on one suite of behaviours.
 from importlib.metadata import version
 
-JUDGED = ["gpipe_bench", "gpipe_bench:gpipe", "gpipe_bench:1f1b", "gpipe_bench:zb_h1", "gpipe_bench:interleaved"]
-JUDGED += [
-    "gpipe_bench:zb_v",
-    "gpipe_bench_processes:1f1b",
-    "torchgpipe",
-    "fairscale",
-    "pipelining:gpipe",
-    "pipelining:1f1b",
-]
-JUDGED += ["pipelining:interleaved", "pipelining:interleaved_zb", "pipelining:zb_v", "pipelining:dualpipe_v"]
+OWN = ["gpipe_bench", *("gpipe_bench:" + name for name in ["gpipe", "1f1b", "zb_h1", "interleaved", "zb_v"])]
+PYTORCHS = ["gpipe", "1f1b", "interleaved", "looped_bfs", "interleaved_zb", "zb_v", "dualpipe_v"]
+JUDGED = [*OWN, "gpipe_bench_processes:1f1b", "torchgpipe", "fairscale"]
+JUDGED += ["pipelining:" + name for name in PYTORCHS]
 
 
 rule judge:
