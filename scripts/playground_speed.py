@@ -8,22 +8,18 @@ Pyodide, fresh tabs tell when the page is drawn, and when Python is up. Median, 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
-from http.server import HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
-from threading import Thread
 from typing import Any, Final
 
 from gpipe_bench.playground.page import export
 from gpipe_bench.playground.server import local_server
+from scripts.browser import Quiet, opened_browser, served
 
-_BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _SETTINGS: Final = "#p=8&m=32"
 # When an attribute of the page's body appeared, in milliseconds from the start of its loading.
 _WATCH: Final = """
@@ -32,19 +28,6 @@ new MutationObserver(() => {
   for (const name of ["drawn", "start"]) if (document.body?.dataset[name]) window.seen[name] ??= performance.now();
 }).observe(document, { subtree: true, attributes: true, attributeFilter: ["data-drawn", "data-start"] });
 """
-
-
-@contextmanager
-def served(server: HTTPServer) -> Iterator[str]:
-    """The address of a server that answers meanwhile."""
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def redrawn(browser: Any, address: str, repeats: int) -> dict[str, list[float]]:
@@ -87,26 +70,16 @@ def table(engine: str, found: Mapping[str, Sequence[float]]) -> Iterator[str]:
 
 def main(pyodide: Path | None, repeats: int) -> None:
     """Measure and print."""
-    from playwright.sync_api import sync_playwright
-
-    path = os.environ.get("GPIPE_BENCH_BROWSER") or next(filter(None, map(shutil.which, _BROWSERS)), None)
     print("| engine | what | ms, median | least to most |\n|---|---|---:|---|")
-    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+    with opened_browser() as browser, tempfile.TemporaryDirectory() as folder:
         with served(local_server(0)) as address:
             print(*table("local server", redrawn(browser, address, repeats)), sep="\n")
         if pyodide is not None:
             export(Path(folder), pyodide)
-            handler = partial(_Quiet, directory=folder)
+            handler = partial(Quiet, directory=folder)
             with served(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
                 print(*table("Pyodide", opened(browser, address, max(repeats // 4, 1))), sep="\n")
                 print(*table("Pyodide", redrawn(browser, address, repeats)), sep="\n")
-        browser.close()
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
 
 
 if __name__ == "__main__":

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import shutil
-from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
@@ -20,36 +16,19 @@ from gpipe_bench.playground.page import export
 from gpipe_bench.playground.questions import ask
 from gpipe_bench.playground.server import local_server
 from gpipe_bench.schedules import check, moved, named_schedule, read_csv, timing, to_csv
+from scripts.browser import BROWSERS, Quiet, browser_path, opened_browser, served
 from scripts.playground_speed import redrawn, table
 from tests.playground.pyodide import CACHE, pyodide_folder
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 # Of the large timeline: the left end of the axis of time, what lies from lane to lane, and the first lane's middle.
 LEFT, PITCH, MIDDLE = 22, 46, 12
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@contextmanager
-def served(server):
-    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def port():
-    with served(local_server(0)) as own:
-        yield own
+    server = local_server(0)
+    with served(server):
+        yield server.server_address[1]
 
 
 def answered(port, method, path, body=None, **headers):
@@ -116,14 +95,11 @@ def test_the_page_is_written_as_files_without_a_download(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = os.environ.get("GPIPE_BENCH_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if browser_path() is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} in PATH; scripts/install_browser.sh installs one")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=QUIET)
+    with opened_browser() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(params=["server", pytest.param("pyodide", marks=pytest.mark.slow)])
@@ -135,7 +111,7 @@ def address(request, tmp_path):
         pytest.skip(f"needs npm's package pyodide in {CACHE} or where GPIPE_BENCH_PYODIDE says")
     export(tmp_path, pyodide_folder())
     with served(ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))) as own:
-        yield f"http://127.0.0.1:{own}/"
+        yield own
 
 
 class Page:
@@ -283,7 +259,7 @@ def test_the_benchmark_reads_the_times_of_the_page(browser, port):
 def test_a_static_page_is_drawn_without_python(browser, tmp_path):
     export(tmp_path, None)
     with served(ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))) as own:
-        page = Page(browser, f"http://127.0.0.1:{own}/")
+        page = Page(browser, own)
         assert page.tab.inner_text("#facts").startswith("33 time")
         assert "Python did not start" in page.says("Python did not start")
         page.tab.context.close()

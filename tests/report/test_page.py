@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -24,10 +22,10 @@ from gpipe_bench.report.pictures import themed
 from gpipe_bench.report.tables import answers, headline
 from gpipe_bench.report.timelines import EVENT_FIELDS
 from gpipe_bench.results.timeline import KINDS
+from scripts.browser import BROWSERS, browser_path, opened_browser
 from tests.figures.synthetic import ablation_row, cpu_ways, event_records, step_events, write_events, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MOST_BYTES = 3_000_000
 
 
@@ -231,13 +229,10 @@ def test_the_same_files_give_the_same_bytes(page, results, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_runs_are_chosen_and_figures_enlarged(page, width, scheme):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    browser = os.environ.get("GPIPE_BENCH_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if browser_path() is None:
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} in PATH; scripts/install_browser.sh installs one")
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=browser, args=quiet)
+    with opened_browser() as opened:
         size = {"width": width, "height": 900}
         tab = opened.new_context(viewport=size, offline=True, color_scheme=scheme).new_page()
         faults = []
@@ -270,7 +265,6 @@ def test_runs_are_chosen_and_figures_enlarged(page, width, scheme):
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
         assert faults == []
-        opened.close()
 
 
 def refusal(capsys, *arguments):
