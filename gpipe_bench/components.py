@@ -2,7 +2,7 @@
 
 torchgpipe (Kim et al., arXiv 2004.09910, section 3 and the ablation of section 4) adds its components one after
 the other; here each one switches on its own. Whatever is switched, loss and gradients stay those of the plain
-``nn.Sequential``: a switch changes time and memory, never results.
+``nn.Sequential``: a switch changes time and memory, never results. Without ``shared`` they may differ by rounding.
 """
 
 from __future__ import annotations

@@ -32,13 +32,18 @@ def take(
     machine: Annotated[str, typer.Option(help="Name of the folder of measured rows.  [default: from the rows]")] = "",
     folder: Folder = None,
 ) -> None:
-    """Take simulated, emulated and measured rows of a run into the reference results, and describe them."""
+    """Take simulated, emulated and measured rows of a run into the reference results, and describe them.
+
+    Measured rows must pass `check --table`; otherwise nothing is taken, and the exit status is 1.
+    """
+    from gpipe_bench.suite.datapackage.check import check_taken
     from gpipe_bench.suite.datapackage.descriptor import write_descriptor
     from gpipe_bench.suite.datapackage.take import result_tables, take_reference
     from gpipe_bench.util.files import is_folder
 
     target = folder or _committed()
     tables = [table for place in results for table in (result_tables(place) if is_folder(place) else [place])]
+    _refuse([problem for table in tables for problem in check_taken(table)])
     written = [path for table in tables for path in take_reference(table, target, machine)]
     typer.echo("\n".join(f"wrote {path}" for path in [*written, write_descriptor(target)]))
 
@@ -62,11 +67,16 @@ def check(
 
 def _end(problems: list[str], well: str) -> None:
     """Print the problems and exit with status 1, or say that all is well."""
+    _refuse(problems)
+    typer.echo(well)
+
+
+def _refuse(problems: list[str]) -> None:
+    """Print the problems and exit with status 1, if there are any."""
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     if problems:
         raise typer.Exit(1)
-    typer.echo(well)
 
 
 def _committed() -> Path:

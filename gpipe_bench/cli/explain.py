@@ -94,8 +94,8 @@ def explain(
     output().print(_ways(step))
     if not any(event.kind == "backward_weights" for event in step.events):
         typer.echo(
-            "The trace does not tell I from W: each counts as half of B. Where they differ, the lines of\n"
-            "schedules that split B are wrong; trace one of these to know them."
+            "The trace does not tell I from W: each counts as half of B. Where they differ,\n"
+            "the lines of schedules that split B are wrong; trace one of these to know them."
         )
 
 

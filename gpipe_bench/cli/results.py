@@ -103,7 +103,7 @@ def table(
 def _print_answer(known: list[Row], rows: Path) -> None:
     from gpipe_bench.report.tables import answers
     from gpipe_bench.results.outcomes import SCATTER
-    from gpipe_bench.util.console import Column, Grid, output
+    from gpipe_bench.util.console import Column, Grid, command_lines, output, short_path
 
     for answer in answers(known):
         kinds = [f"{evidence.text}\n{where.text}" for evidence, where, *_ in answer.lines]
@@ -130,10 +130,12 @@ def _print_answer(known: list[Row], rows: Path) -> None:
             f"Noisy: the interval of {', '.join(noisy)} is wider than {SCATTER:.0%}: measure again while nothing"
         )
         typer.echo("else runs, or see results/reference/measured. The other ratios stand.\n")
-    figures = sorted((rows.parent.parent / "figures").glob(f"{rows.stem}*.png"))
-    typer.echo("Look at:    " + "\n            ".join(map(str, figures)))
-    typer.echo(f"Everything: gpipe-bench table --rows {rows}")
-    typer.echo(f"One page:   gpipe-bench report --results {rows.parent} --out report.html")
+    if figures := sorted((rows.parent.parent / "figures").glob(f"{rows.stem}*.png")):
+        typer.echo("Look at:    " + "\n            ".join(map(short_path, figures)))
+    width, results = output().width, ("--results", short_path(rows.parent))
+    table, report = ["gpipe-bench", "table"], ["gpipe-bench", "report"]
+    typer.echo(command_lines("Everything: ", table, ("--rows", short_path(rows)), width=width))
+    typer.echo(command_lines("One page:   ", report, results, ("--out", "report.html"), width=width))
 
 
 def _parts(text: str) -> list[str]:

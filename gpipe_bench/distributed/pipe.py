@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, islice, pairwise
 from typing import Any, NoReturn
 
@@ -32,7 +33,8 @@ from gpipe_bench.engine.runtime.executor import RuntimeExecutor
 from gpipe_bench.engine.runtime.lists import ScheduleLike, checked_schedule, ranks_of_partitions
 from gpipe_bench.engine.tied import Tie, find_ties
 from gpipe_bench.errors import DeviceCountError, PeerError, text_of
-from gpipe_bench.skip.layout import SkipLayout, inspect_skip_layout
+from gpipe_bench.settings import Switches, checked
+from gpipe_bench.skip.layout import SkipCopy, SkipLayout, inspect_skip_layout
 
 
 class Pipe(PartitionedModule):
@@ -65,6 +67,7 @@ class Pipe(PartitionedModule):
         chunks: as for :class:`gpipe_bench.GPipe`, as ``checkpoint`` and ``deferred_batch_norm``.
         checkpoint: see above.
         deferred_batch_norm: see above.
+        components: whether copies of skips are ``shared`` on the way between processes, too; the others must be on.
         materialise: called with each module of an own layer that was on ``meta``, once it has memory: it must set the
             weights. Without it they are left to ``torch.distributed.checkpoint``.
         timeout_s: seconds that a process waits for another one before it gives up. A process that ends is noticed at
@@ -95,6 +98,7 @@ class Pipe(PartitionedModule):
         chunks: int = 1,
         checkpoint: str = "except_last",
         deferred_batch_norm: bool = False,
+        components: Components | None = None,
         materialise: Callable[[nn.Module], object] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
@@ -103,6 +107,7 @@ class Pipe(PartitionedModule):
         refused: Exception | None = None
         try:
             own = named_device("device", device)
+            self.components = checked_components(components)
         except (TypeError, ValueError, DeviceCountError) as error:
             # The others hear of it below.
             own, refused = torch.device("cpu"), error
@@ -129,13 +134,13 @@ class Pipe(PartitionedModule):
             self.__dict__["_modules"] = {**stand_ins(self.ties), **self._modules}
             nccl, links = self._connections.over_nccl, self._connections.links
             made = description(module, sizes, schedule, layout, self.ties, deferred=deferred_batch_norm)
-            mine = {"NCCL": nccl is not None} | made
+            mine = {"NCCL": nccl is not None, "the component shared": self.components.shared} | made
             found = exchange.gather(mine)
             # All must have heard of the others before one of them stops.
             exchange.finish()
             compare(found, links.ranks)
             if nccl is not None:
-                nccl.connect(edges(ranks, layout, self.ties), own)
+                nccl.connect(edges(ranks, self._chains().values(), self.ties), own)
             share(exchange, self.ties, ranks, self.rank)
 
             def alike(replicas: Replicas) -> None:
@@ -164,7 +169,7 @@ class Pipe(PartitionedModule):
                 "pipe.step(input, target, loss), or use torch.no_grad()"
             )
         self._evaluations += 1
-        with self._together(self._pipeline.ranks, self.skip_layout.chains(shared=True)) as exchange:
+        with self._together(self._pipeline.ranks, self._chains()) as exchange:
             batch, _ = self._begun(exchange, input, "forward")
             return self._executor.forward(batch, exchange)
 
@@ -197,7 +202,7 @@ class Pipe(PartitionedModule):
         """
         pipeline, last = self._pipeline, self.rank == self._pipeline.ranks[-1]
         goal = Goal(target, loss, return_output, reduction) if last else None
-        with self._together(pipeline.ranks, self.skip_layout.chains(shared=True)) as exchange:
+        with self._together(pipeline.ranks, self._chains()) as exchange:
             batch, begin = self._begun(exchange, input, "step")
             evaluations, self._evaluations = self._evaluations, 0
             settings = begin.settings | {"rows": [*begin.sizes], "calls of pipe(x) before this step": evaluations}
@@ -254,6 +259,9 @@ class Pipe(PartitionedModule):
         raise TypeError("a distributed pipeline must stay in its process, got a copy of it; copy its state_dict()")
 
     # --- what processes agree on -------------------------------------------------------------------------------------
+
+    def _chains(self) -> dict[SkipCopy, tuple[int, ...]]:
+        return self.skip_layout.chains(shared=self.components.shared)
 
     @contextmanager
     def _together(self, ranks: tuple[int, ...], chains: Mapping[Any, tuple[int, ...]]) -> Iterator[Exchange]:
@@ -326,6 +334,17 @@ def _nothing(_: list[MicroBatch]) -> MicroBatch:
     return MicroBatch((None,), None)
 
 
+def checked_components(components: Components | None) -> Components:
+    """Those of a process: ``shared`` is as it is given, and there are no copy streams of components."""
+    given = checked("components", Switches | None, components) or Components()
+    if replace(given, copy_streams=True, shared=True) != Components():
+        raise ValueError(
+            f"components of a distributed pipeline must be on, except for shared, got {given.label}; switch others off "
+            "in gpipe_bench.GPipe"
+        )
+    return replace(given, copy_streams=False)
+
+
 def process_ranks(schedule: ScheduleLike, n: int, size: int) -> tuple[int, ...]:
     """For each of n partitions the rank of its process, of ``size``."""
     ranks = ranks_of_partitions(schedule, n, size)
@@ -396,9 +415,9 @@ def _given_memory(layer: nn.Module, device: torch.device, made: dict[Tensor, Ten
     return modules
 
 
-def edges(ranks: Sequence[int], layout: SkipLayout, ties: Sequence[Tie]) -> set[tuple[int, int]]:
+def edges(ranks: Sequence[int], chains: Iterable[Sequence[int]], ties: Sequence[Tie]) -> set[tuple[int, int]]:
     """(sender, receiver) of all channels: neighbours, skips, ties, and all with rank 0 and the first process."""
-    ends = [pair for chain in (range(len(ranks)), *layout.chains(shared=True).values()) for pair in pairwise(chain)]
+    ends = [pair for chain in (range(len(ranks)), *chains) for pair in pairwise(chain)]
     found = {(ranks[source], ranks[target]) for source, target in ends} | {*pairs(ties, ranks)}
     found |= {(center, rank) for center in (0, ranks[0]) for rank in ranks}
     return {edge for pair in found for edge in (pair, pair[::-1]) if pair[0] != pair[1]}

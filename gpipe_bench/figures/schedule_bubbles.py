@@ -105,11 +105,10 @@ def settings_of(rows: Sequence[Row]) -> list[IdlePanel]:
             if evidence != "simulated" or key in found or alone:
                 found.setdefault(key, {}).setdefault(_kind(row), {}).setdefault(row.schedule, []).append(row)
     panels = []
-    for (model, profile, chunks, checkpoint, words, _, devices), kinds in found.items():
+    for (model, machine, chunks, checkpoint, words, _, devices), kinds in found.items():
         idle = {kind: {name: median(map(_idle, some)) for name, some in own.items()} for kind, own in kinds.items()}
         heads = {name: some[0] for own in kinds.values() for name, some in own.items()}
         idle[_ARITHMETIC] = {name: timing(_schedule(row)).bubble for name, row in heads.items()}
-        machine = profile if "simulated" in kinds or "emulated" in kinds else "here"
         where = ", ".join(filter(None, (model, machine, words)))
         panels.append(IdlePanel(f"{where}\n{devices} devices, m = {chunks}, {checkpoint}", idle))
     return panels

@@ -283,7 +283,7 @@ class MeasuredCell(Cell):
         """Why this cell cannot be measured on its device, known before PyTorch is loaded; empty when it can."""
         instead = self.stand_in
         if self.processes > 1 and instead != self.variant:
-            return f"processes of one pipeline have no switches, and no copy streams; see variant {instead}"
+            return f"processes of one pipeline have no switch but shared, and no copy streams; see variant {instead}"
         if self.schedule and not self.components.fork_join:
             rule = "fork_join must be on with a schedule"
             return f"{rule}, which has no Fork and Join to switch off, see variant {instead}"
@@ -295,7 +295,7 @@ class MeasuredCell(Cell):
     def stand_in(self) -> str:
         """The variant to look at in place of this one: itself where the cell can run."""
         if self.processes > 1:
-            return Components(copy_streams=False).label
+            return Components(copy_streams=False, shared=self.components.shared).label
         # Only accelerators have copy streams, and a schedule has no Fork and Join to switch off.
         changes = {"copy_streams": False} if self.device == "cpu" else {}
         changes |= {"fork_join": True} if self.schedule else {}

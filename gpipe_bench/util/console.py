@@ -11,8 +11,10 @@ x    3  4
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from rich.cells import cell_len
@@ -34,6 +36,26 @@ def output() -> Console:
 def counted(number: int | None, noun: str) -> str:
     """A number of things, such as ``1 device`` and ``2 devices``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def command_lines(label: str, words: Sequence[str], *options: tuple[str, str], width: int) -> str:
+    """A command behind a label, on several lines where it is wider than ``width``; the shell joins such lines.
+
+    One option is never cut, however long it is.
+    """
+    lines = [label + shlex.join(words)]
+    for option in map(shlex.join, options):
+        if cell_len(f"{lines[-1]} {option} \\") <= width:
+            lines[-1] += f" {option}"
+        else:
+            lines.append(" " * 2 * _GAP + option)
+    return " \\\n".join(lines)
+
+
+def short_path(path: Path) -> str:
+    """A path from the current folder where it lies in that, as a person would type it."""
+    place = path.absolute()
+    return str(place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else path)
 
 
 @dataclass(frozen=True, slots=True)

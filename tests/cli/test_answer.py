@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -48,8 +49,33 @@ def test_the_answer_to_all_kinds_of_evidence_fits_a_terminal(tmp_path, capsys, m
         for kind, flavour in (("simulated", "published"), ("simulated", "current"), ("emulated", "current"))
         for variant in ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
     ]
-    lines = said(capsys, tmp_path, [*kinds, *cpu_ways()]).split("Look at:")[0].splitlines()
+    lines = said(capsys, tmp_path, [*kinds, *cpu_ways()]).split("Everything:")[0].splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     (line,) = [line for line in lines if line.startswith("dep-str-ptl")]
     assert len(line.split("\u00d7")) == 4
+
+
+def test_what_to_open_fits_a_terminal_and_can_be_pasted(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    place = tmp_path / "results/reference/measured/a machine of two words"
+    place.mkdir(parents=True)
+    figure = place.parent / "figures/ablation_measured.png"
+    figure.parent.mkdir()
+    figure.touch()
+    monkeypatch.chdir(tmp_path)
+    path = write_rows(place / "ablation.csv", cpu_ways())
+    with pytest.raises(SystemExit):
+        main(["table", "--brief", "--rows", str(path)])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    figures, _, commands = text[text.index("Look at:") :].partition("Everything: ")
+    assert figures.split()[-1] == str(figure.relative_to(tmp_path))
+    everything, _, page = commands.partition("One page:")
+    folder = str(place.relative_to(tmp_path))
+    # The shell joins a line that ends with a backslash to the next one.
+    joined = [shlex.split(command.replace("\\\n", "")) for command in (everything, page)]
+    assert joined == [
+        ["gpipe-bench", "table", "--rows", f"{folder}/ablation.csv"],
+        ["gpipe-bench", "report", "--results", folder, "--out", "report.html"],
+    ]

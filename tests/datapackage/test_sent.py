@@ -9,7 +9,7 @@ import pytest
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.suite.datapackage.check import check_sent
+from gpipe_bench.suite.datapackage.check import check_sent, check_taken
 from gpipe_bench.suite.datapackage.take import take_reference
 
 REFERENCE = REFERENCE_FOLDER / "measured"
@@ -63,6 +63,27 @@ def test_a_row_that_cannot_be_trusted_is_named(table, capsys, old, new, words):
     assert caught.value.code == 1
     errors = capsys.readouterr().err
     assert f"error: ablation.csv, {words}" in errors
+
+
+def test_take_refuses_measured_rows_that_the_check_refuses_and_writes_nothing(table, tmp_path, capsys):
+    good = table.with_name("good.csv")
+    for path in table.parent.glob("ablation*.csv"):
+        shutil.copy(path, path.with_name(path.name.replace("ablation", "good")))
+    edit(table, f",{'0' * 40},False,", f",{'0' * 40},True,")
+    folder = tmp_path / "reference"
+    with pytest.raises(SystemExit) as caught:
+        main(["datapackage", "take", str(good), str(table), "--folder", str(folder)])
+    assert caught.value.code == 1
+    assert "error: ablation.csv, line 2: dirty must be False, got True" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_rows_of_other_evidence_are_taken_beside_measured_ones(table):
+    edit(table, "ablation,measured,", "ablation,simulated,")
+    edit(table, f",{'0' * 40},False,", f",{'0' * 40},True,")  # of the row that is simulated now
+    assert check_taken(table) == []
+    edit(table, f",{'0' * 40},False,", f",{'0' * 40},True,")
+    assert check_taken(table) == ["ablation.csv, line 3: dirty must be False, got True; measure it again"]
 
 
 def test_a_row_of_another_configuration_is_named(table):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gpipe_bench import Components
 from gpipe_bench.distributed import PeerError, Pipe
 from gpipe_bench.errors import DeviceCountError
 from gpipe_bench.schedules import named_schedule
@@ -49,6 +50,7 @@ def made(group, other=1, **changes):
         ({"layers": with_skip()}, "parameters"),
         ({"schedule": OTHER_ORDER}, "schedule"),
         ({"deferred_batch_norm": True}, "deferred_batch_norm"),
+        ({"components": Components(shared=False)}, "the component shared"),
         ({"layers": with_buffer()}, "buffers"),
         ({"layers": [nn.Bilinear(3, 3, 3), *layers(3)]}, "parameters"),
         ({"layers": [type("Own", (nn.Linear,), {})(3, 3), *layers(3)]}, "layers"),
@@ -60,6 +62,13 @@ def test_another_pipeline(changes, name):
         assert f"{name} must be the same in all processes, got" in str(result)
         assert "on rank 0 and" in str(result)
         assert "on rank 1;" in str(result)
+
+
+def test_components_without_a_switch():
+    results = run_ranks(3, lambda group: made(group, components=Components(portals=False, shared=False)))
+    assert [type(result) for result in results] == [PeerError, ValueError, PeerError]
+    rule = "components of a distributed pipeline must be on, except for shared, got dep-str-x-clk-rec-x; switch others"
+    assert all(rule in str(result) for result in results)
 
 
 def test_another_number_of_partitions():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from gpipe_bench import Components
 from gpipe_bench.distributed import Pipe, exchange
 from gpipe_bench.schedules import SCHEDULES, named_schedule, with_recomputation
 from gpipe_bench.schedules.messages import Message, channels, holder
@@ -43,9 +44,9 @@ class Watched(exchange.Exchange):
         return super().take(key, place)
 
 
-@pytest.mark.parametrize("model", [unet, read_by_all])
+@pytest.mark.parametrize(("model", "shared"), [(unet, True), (read_by_all, True), (read_by_all, False)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_messages_are_sent_and_taken_in_the_order_of_the_proof(schedule, model, monkeypatch):
+def test_messages_are_sent_and_taken_in_the_order_of_the_proof(schedule, model, shared, monkeypatch):
     watched = {}
 
     def watch(*arguments, **options):
@@ -57,9 +58,10 @@ def test_messages_are_sent_and_taken_in_the_order_of_the_proof(schedule, model, 
     ranks = ranks_of(schedule, 4)
 
     def job(group):
-        pipe = Pipe(model(), [2, 2, 2, 2], schedule=schedule, group=group, chunks=5, checkpoint="always")
+        options = {"chunks": 5, "checkpoint": "always", "components": Components(shared=shared)}
+        pipe = Pipe(model(), [2, 2, 2, 2], schedule=schedule, group=group, **options)
         pipe.step(torch.rand(5, 3).double(), torch.rand(5, 3).double(), functional.mse_loss)
-        return list(pipe.skip_layout.chains(shared=True).values())
+        return list(pipe.skip_layout.chains(shared=shared).values())
 
     skips = results_of(ranks, job)[0]
     expected = channels(with_recomputation(named_schedule(schedule, 5, 4, ranks), 5), skips)

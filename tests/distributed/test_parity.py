@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gpipe_bench import Components
 from gpipe_bench.distributed import Pipe
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.skip import Namespace
@@ -120,6 +121,20 @@ def test_skips_in_all_directions(schedule, make_model, rows):
     found = apart(
         ranks_of(schedule, 4),
         lambda group: Pipe(copy.deepcopy(model), balance, schedule=schedule, group=group, chunks=8),
+        batches,
+    )
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_each_reader_may_have_a_copy_of_its_own(schedule):
+    torch.manual_seed(1)
+    model, options = read_by_all(), {"components": Components(shared=False), "chunks": 3}
+    batches = [(torch.rand(6, 3).double(), torch.rand(6, 3).double())]
+    expected = together(scheduled(copy.deepcopy(model), [2] * 4, schedule, workers="never", **options), batches)
+    found = apart(
+        ranks_of(schedule, 4),
+        lambda group: Pipe(copy.deepcopy(model), [2] * 4, schedule=schedule, group=group, **options),
         batches,
     )
     assert_equal(found, expected)

@@ -145,16 +145,37 @@ def test_where_sums_are_exact_the_bits_are_those_of_the_plain_module(schedule, c
         assert torch.equal(parameter.grad, other.grad), name
 
 
+class Twice(nn.Linear):
+    """Predicts words from what it predicts."""
+
+    def forward(self, x):
+        return super().forward(super().forward(x)[..., :WIDTH])
+
+
+def used_twice(model):
+    weight = model.head.weight
+    model.head = Twice(WIDTH, WORDS).double()
+    model.head.weight = weight
+
+
 @pytest.mark.parametrize("checkpoint", MODES)
-@pytest.mark.parametrize("schedule", [None, "gpipe"])
-def test_a_single_microbatch_of_two_uses_has_the_bits_of_the_plain_module(schedule, checkpoint):
+@pytest.mark.parametrize("schedule", [None, "gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model, "side", nn.Tanh()),
+        lambda model: None,  # three uses
+        used_twice,
+    ],
+)
+def test_a_single_microbatch_whose_devices_use_it_once_has_the_bits_of_the_plain_module(change, schedule, checkpoint):
+    """The device with the last partition that has it may use it several times."""
     model = tied()
-    model.side = nn.Tanh()
+    change(model)
     plain = copy.deepcopy(model)
-    pipe = scheduled(model, [1] * N, schedule, checkpoint=checkpoint)
-    for each in (pipe, plain):
-        cross_entropy(each(BATCH), TARGETS).backward()
-    for one, other in zip(pipe.parameters(), plain.parameters(), strict=True):
+    scheduled(model, [1] * N, schedule, checkpoint=checkpoint).step(BATCH, TARGETS, cross_entropy)
+    cross_entropy(plain(BATCH), TARGETS).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
 
 

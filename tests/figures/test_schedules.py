@@ -73,7 +73,7 @@ def test_precisions_have_panels_of_their_own():
 
 def test_idle_shares_stand_beside_the_formula():
     emulated = row("gpipe", evidence="emulated", bubble_fraction=0.2)
-    rows = [row("gpipe"), emulated, row("1f1b", 4), row(evidence="measured", profile="here", processes=2)]
+    rows = [row("gpipe"), emulated, row("1f1b", 4), row(evidence="measured", profile="quiet-box", processes=2)]
     one, other = settings_of(rows)
     ideal = 1 / 5
     assert one.idle["formula"] == {"gpipe": pytest.approx(ideal)}
@@ -82,6 +82,7 @@ def test_idle_shares_stand_beside_the_formula():
         "emulated": pytest.approx(0.35),
     }
     assert set(other.idle) == {"measured, processes", "formula"}
+    assert other.title.startswith("testnet, quiet-box\n")
 
 
 def test_the_formula_of_one_step_stands_beside_steps_that_do_not_overlap():

@@ -68,10 +68,21 @@ def test_a_failure_shows_the_end_of_its_log_and_what_to_do(tmp_path):
     assert last.endswith("the same command goes on from here.")
 
 
-def test_an_interruption_says_how_to_go_on():
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Terminating processes on user request, this might take some time.",
+        "Will exit after finishing currently running jobs (scheduler).",
+    ],
+)
+def test_an_interruption_says_how_to_go_on_and_nothing_else(said):
+    """Snakemake says it several times after SIGTERM, and reports the jobs that it cut off as failed."""
     out = io.StringIO()
-    assert not Steps({}, out=out).filter(record("Terminating processes on user request, this might take some time."))
-    assert out.getvalue().startswith("interrupted. Finished jobs keep their results")
+    steps = Steps({}, out=out)
+    cut_off = record(event=LogEvent.JOB_ERROR, rule_name="collect", log=[])
+    for one in (record(said), record(said), record("RuleException: exit status 130"), cut_off):
+        assert not steps.filter(one)
+    assert out.getvalue() == ("Interrupted. Finished jobs keep their results: the same command goes on from here.\n")
 
 
 def test_warnings_and_what_has_nothing_to_do_are_passed_on():

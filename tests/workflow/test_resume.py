@@ -149,7 +149,8 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_tables(whole, tmp_path):
 
 
 @pytest.mark.timeout(300)  # two starts of Snakemake with their jobs
-def test_an_interrupt_says_how_to_go_on_and_nothing_is_lost(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupt_says_how_to_go_on_and_nothing_is_lost(tmp_path, sent):
     """Ctrl+C at the terminal: a real SIGINT for Snakemake and its jobs, as the second job begins."""
     place = prepared(tmp_path)
     command = [sys.executable, "-m", "snakemake", "--cores", "1", *ARGUMENTS]
@@ -157,12 +158,10 @@ def test_an_interrupt_says_how_to_go_on_and_nothing_is_lost(tmp_path):
     run = subprocess.Popen(command, cwd=place, start_new_session=True, **said)
     first = next(line for line in run.stdout if line.startswith("[1/4]"))
     next(line for line in run.stdout if line.startswith("[2/4]"))
-    os.killpg(run.pid, signal.SIGINT)
+    os.killpg(run.pid, sent)
     rest, _ = run.communicate()
     assert run.returncode != 0
-    assert "interrupted. Finished jobs keep their results: the same command goes on from here." in rest.splitlines()
-    assert "failed:" not in rest
-    assert "Traceback" not in rest
+    assert rest == "Interrupted. Finished jobs keep their results: the same command goes on from here.\n"
     (kept,) = (place / "results" / "simulated").glob("*.json")
     before = kept.stat().st_mtime_ns
     # The same command, without unlocking anything: what was done is not done again.

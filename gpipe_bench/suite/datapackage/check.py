@@ -60,11 +60,27 @@ def check_folder(folder: Path) -> list[str]:
     return problems + _outdated(written, expected)
 
 
-def check_sent(path: Path) -> list[str]:
+def check_taken(path: Path) -> list[str]:
+    """What ``check_sent`` finds in the measured rows of a table, which may have others beside them.
+
+    Raises:
+        ConfigError: as for ``check_sent``.
+    """
+    table = read_text(path)
+    if table_of(list(table.columns), path).name not in _SENT or not (table["evidence"] == "measured").any():
+        return []
+    return check_sent(path, mixed=True)
+
+
+def check_sent(path: Path, *, mixed: bool = False) -> list[str]:
     """Every problem of a table of measured rows that somebody sends, with its configurations beside it.
 
     Beside types and limits of columns: each row that is ok says where it is from, was measured at a commit without
     further changes, leads to its configuration, and its throughput is that of its batch and step time.
+
+    Args:
+        path: the table.
+        mixed: pass over rows that were not measured, which are a problem otherwise.
 
     Raises:
         ConfigError: the table or its configurations cannot be read, or values are not what their columns may hold.
@@ -78,6 +94,9 @@ def check_sent(path: Path) -> list[str]:
     known = read_text(beside)
     if tuple(known.columns) != CONFIGURATION_COLUMNS:
         raise ConfigError([f"configurations must have columns {CONFIGURATION_COLUMNS}, got others in {beside}"])
+    if mixed:
+        measured = typed["evidence"] == "measured"
+        table, typed = table[measured], typed[measured]
     problems = [*_false_digests_of(known, beside.name), *_without_origin_of(table, path.name)]
     ok = typed["status"] == "ok"
     speed, step, batch = (typed[name] for name in ("throughput_samples_per_s", "step_time_ms", "batch_size"))

@@ -1,7 +1,8 @@
 """What Snakemake says of its jobs, a line each: ``[12/29] measuring 1f1b, 3 repeats … about 2 min left``.
 
 Snakemake's own lines for a job name its number and all of its files. They stay in dry runs.
-A job that fails shows the end of its log, and what to do.
+A job that fails shows the end of its log, and what to do. After an interrupt one line says how to go on: jobs that
+were cut off have not failed, and nothing needs a change.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, Final, TextIO
 _SHOWN: Final = 20
 """Lines of the log of a job that failed."""
 _GO_ON: Final = "Finished jobs keep their results: the same command goes on from here."
+_INTERRUPTS: Final = ("Terminating processes on user request", "Will exit after finishing currently running jobs")
+"""How Snakemake's texts begin after SIGINT, and after SIGTERM."""
 # Events of Snakemake's logger that say where a run is, and texts without an event that say how it was started.
 _PLACES: Final = frozenset(
     {"run_info", "workflow_started", "resources_info", "job_finished", "shellcmd", "job_started"}
@@ -41,12 +44,14 @@ class Steps(logging.Filter):
         super().__init__()
         self._words, self._idle, self._out = words, idle, out or sys.stderr
         self._begin, self._begun, self._done, self._total = time.monotonic(), 0, 0, 0
-        self._live = self._out.isatty()
+        self._live, self._interrupted = self._out.isatty(), False
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether Snakemake is to print the record."""
         if self._idle():
             return True
+        if self._interrupted:
+            return False
         event = str(getattr(getattr(record, "event", None), "value", ""))
         if event == "run_info":
             self._total = int(getattr(record, "stats", {}).get("total", 0))
@@ -61,8 +66,9 @@ class Steps(logging.Filter):
             self._write(self._failed(record.__dict__), stays=True)
         elif event in _PLACES or str(record.msg).startswith(_STARTED):
             pass
-        elif str(record.msg).startswith("Terminating processes"):
-            self._write(f"interrupted. {_GO_ON}", stays=True)
+        elif str(record.msg).startswith(_INTERRUPTS):
+            self._interrupted = True
+            self._write(f"Interrupted. {_GO_ON}", stays=True)
         else:
             if self._live:
                 self._write("")

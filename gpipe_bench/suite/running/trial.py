@@ -51,12 +51,12 @@ class Trial:
         if not balance:
             balance = ranks.gather(_timed_balance(cell, model, batch) if ranks.rank == 0 else [])[0]
         options: Any = {"balance": balance, "chunks": cell.chunks, "checkpoint": cell.checkpoint}
-        options["schedule"] = cell.schedule
+        options |= {"schedule": cell.schedule, "components": cell.components}
         self.pipe: GPipe | Pipe
         if ranks.size > 1:
             self.pipe = Pipe(model, device=cell.torch_devices()[ranks.rank], **options)
         else:
-            options |= {"devices": cell.torch_devices(), "components": cell.components, "transfer": cell.transfer}
+            options |= {"devices": cell.torch_devices(), "transfer": cell.transfer}
             self.pipe = GPipe(model, **options)
         self.devices = list(self.pipe.devices)
         self._batch, self._target = batch.to(self.devices[0]), target.to(self.devices[-1])
