@@ -54,7 +54,8 @@ def _read(path: Path, selection: Selection) -> Verdicts:
 def _panels(found: Verdicts, width_in: float) -> Rows:
     bad = sum(kind not in ("ok", "limit") for kind in found.kinds.values())
     title = (
-        f"{len(found.engines)} engines on {len(found.behaviours)} behaviours: {bad} verdicts are wrong, raises or hangs"
+        f"{len(found.engines)} engines on {len(found.behaviours)} behaviours: "
+        f"{bad} of {len(found.kinds)} verdicts are neither ok nor a limit"
     )
     setting = f"PyTorch {', '.join(found.torch)}; CPU, gloo between processes."
     handles = [Patch(facecolor=colour, label=f"{kind} {letter}") for kind, (colour, letter) in _LOOKS.items()]
@@ -90,8 +91,8 @@ def _short(version: str) -> str:
 VERDICTS: Final = Figure(
     name="verdicts",
     caption=(
-        "The verdict of the judge on each behaviour of each engine. A limit is something that the engine's authors or "
-        "users say it does not do. Cases go from the smallest to the largest, and the first that is not ok decides."
+        "The verdict of the judge on each behaviour of each engine. A limit is what the engine does not do, or not "
+        "with checkpoints, as its authors or users say. Cases go from the smallest to the largest, and the first that is not ok decides."
     ),
     sources=("",),
     read=_read,
