@@ -92,7 +92,8 @@ VERDICTS: Final = Figure(
     name="verdicts",
     caption=(
         "The verdict of the judge on each behaviour of each engine. A limit is what the engine does not do, or not "
-        "with checkpoints, as its authors or users say. Cases go from the smallest to the largest, and the first that is not ok decides."
+        "with checkpoints, as its authors or users say. Cases go from the smallest to the "
+        "largest, and the first that is not ok decides."
     ),
     sources=("",),
     read=_read,
