@@ -204,7 +204,8 @@ def cut_input(value: Any, chunks: int, device: torch.device | None) -> Cut:
         if foreign or not values:
             got = f"a tuple with {', '.join(foreign)}" if isinstance(each, tuple) and foreign else type(each).__name__
             got = "an empty tuple" if not values else got
-            raise TypeError(f"input must be a tensor or a tuple of tensors, got {got}; pass only tensors")
+            advice = "pass only tensors, and wrap a list of ready-made micro-batches in MicroBatches"
+            raise TypeError(f"input must be a tensor or a tuple of tensors, got {got}; {advice}")
     if ready:
         return ready_made(value.values, device)
     if any(tensor.dim() == 0 for tensor in values):

@@ -261,7 +261,8 @@ def check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.d
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
         got = ", ".join(type(value).__name__ for value in named.values()) or "nothing"
-        raise TypeError(f"inputs must hold at least one tensor to split, got {got}; pass the batch as a tensor")
+        advice = "pass the batch as a tensor, or a list of ready-made micro-batches as MicroBatches"
+        raise TypeError(f"inputs must hold at least one tensor to split, got {got}; {advice}")
     whole = {name: value.tensor for name, value in named.items() if isinstance(value, NoChunk)}
     for name, tensor in {**tensors, **whole}.items():
         check_device(f"input {name}", tensor, device)

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from gpipe_bench.distributed import Pipe
 from gpipe_bench.errors import PeerError
@@ -240,6 +241,45 @@ def test_replicas_average_the_sum(schedule, tmp_path):
             torch.testing.assert_close(grad, dict(plain.named_parameters(remove_duplicate=False))[name].grad)
     tied_ones = [grad for found in results for name, grad in found.items() if name in NAMES]
     assert all(torch.equal(grad, tied_ones[0]) for grad in tied_ones)
+
+
+def scaled(rank):
+    """The factor after each step, and the weights: gradients are infinite in step 1, and in step 2 in one process."""
+    pipe = Pipe(tied(), [2, 2], chunks=M)
+    optimizer, scaler, scales = torch.optim.SGD(pipe.parameters(), lr=0.01), ShardedGradScaler("cpu", 1024.0), []
+    scaler.scale(torch.ones(()))
+    for number in range(4):
+        factor = torch.inf if number == 1 else 1.0
+
+        def loss(output, target, factor=factor):
+            return scaler.scale(cross_entropy(output, target) * factor)
+
+        optimizer.zero_grad()
+        pipe.step(BATCH, TARGETS, loss, reduction="sum")
+        if number == 2 and rank == 1:
+            pipe.head.bias.grad.fill_(torch.inf)
+        scaler.unscale_(optimizer)
+        pipe.clip_grad_norm_(0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales, dict(pipe.named_parameters())
+
+
+def test_a_sharded_scaler_skips_the_same_steps_in_all_processes(tmp_path):
+    results = run_processes(2, tmp_path, scaled)
+    plain = tied()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+    for _ in range(2):  # those that are not skipped
+        optimizer.zero_grad()
+        cross_entropy(plain(BATCH), TARGETS).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+    expected = dict(plain.named_parameters())
+    for scales, weights in results:
+        assert scales == [1024, 512, 256, 256]
+        torch.testing.assert_close(weights, {name: expected[name] for name in weights})
+    assert torch.equal(results[0][1][NAMES[0]], results[1][1][NAMES[0]])
 
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)

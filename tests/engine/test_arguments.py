@@ -236,7 +236,11 @@ X = torch.ones(4, 3)
 
 INPUTS = {
     "no tensor": (5, TypeError, "input must be a tensor or a tuple of tensors, got int; pass only tensors"),
-    "a list": ([X], TypeError, "input must be a tensor or a tuple of tensors, got list"),
+    "a list": (
+        [X],
+        TypeError,
+        "got list; pass only tensors, and wrap a list of ready-made micro-batches in MicroBatches",
+    ),
     "a dict": ({"x": X}, TypeError, "got dict"),
     "nothing": (None, TypeError, "got NoneType"),
     "an empty tuple": ((), TypeError, "got an empty tuple"),

@@ -216,6 +216,11 @@ def hooked(module=None):
 REFUSED = {
     "two devices": (lambda: Pipe(mixed()), ValueError, "got child '0' on cpu, meta; move it with"),
     "no tensor": (lambda: Pipe(chain())(1, "a"), TypeError, "must hold at least one tensor to split, got int, str"),
+    "a list": (
+        lambda: Pipe(chain())([torch.rand(2, 3)]),
+        TypeError,
+        "or a list of ready-made micro-batches as MicroBatches",
+    ),
     "only whole": (lambda: Pipe(chain())(NoChunk(X)), TypeError, "at least one tensor to split, got NoChunk"),
     "NoChunk": (lambda: NoChunk([X]), TypeError, "NoChunk must wrap a tensor, got list"),
     "elsewhere": (
