@@ -51,7 +51,8 @@ def test_how_much_of_each_report_was_read_stands_in_the_docs():
     near = [fault for fault in FAULTS.values() if fault.near]
     assert len(near) == len(NEAR)
     page = " ".join((Path(__file__).parents[2] / "docs/judge.md").read_text().split())
-    assert f"Of {read['opening']} reports the first post was read to its end, of {read['excerpt']} an excerpt" in page
+    assert f"The first post of {read['opening']} reports was read whole. " in page
+    assert f"Of {read['excerpt']} reports an excerpt was read" in page
     assert f"Where {len(near)} of the {len(FAULTS)} differ" in page
 
 
