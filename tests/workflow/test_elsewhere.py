@@ -59,6 +59,14 @@ def test_every_target_has_what_it_needs_in_another_folder(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+def test_a_home_that_cannot_be_written_is_not_needed(tmp_path):
+    home = tmp_path / "home"
+    home.write_text("no folder")
+    arguments = ("-s", str(ROOT / "Snakefile"), "-d", str(tmp_path), "--dry-run", "--config", "device=cpu", "--")
+    done = snakemake(tmp_path, *arguments, "memory", HOME=str(home), XDG_CACHE_HOME="")
+    assert done.returncode == 0, done.stdout
+
+
 def test_two_configurations_of_a_module_keep_two_sets_of_results_and_figures(tmp_path):
     modules = "".join(MODULE.format(name=name, root=ROOT) for name in ("first", "second"))
     (tmp_path / "Snakefile").write_text(OTHER.format(modules=modules))
