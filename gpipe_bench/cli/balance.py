@@ -123,19 +123,15 @@ def _print(costs: list[float], splits: dict[str, list[int]], unit: str) -> None:
 
     columns = [Column(heading) for name in splits for heading in (name, unit)]
     table = Grid([Column("partition", text=True), *columns])
-    rows = {name: _rows(costs, sizes) for name, sizes in splits.items()}
+    sums = {name: _sums(costs, sizes) for name, sizes in splits.items()}
     for j in range(len(next(iter(splits.values())))):
-        table.add(str(j), *(cell for shown in rows.values() for cell in shown[j]))
+        table.add(str(j), *(text for name in splits for text in (str(splits[name][j]), f"{sums[name][j]:.4g}")))
     console = output()
     console.print(table)
-    largest = {name: max(_sums(costs, sizes)) for name, sizes in splits.items()}
+    largest = {name: max(own) for name, own in sums.items()}
     found, even = largest["balance"], largest["even split"]
     saved = "" if found <= 0 else f", {even / found:.2f} times as much with the even split"
     console.print(Text(f"largest partition {found:.4g} {unit}{saved}"))
-
-
-def _rows(costs: list[float], sizes: list[int]) -> list[tuple[str, str]]:
-    return [(str(size), f"{cost:.4g}") for size, cost in zip(sizes, _sums(costs, sizes), strict=True)]
 
 
 def _sums(costs: list[float], sizes: list[int]) -> list[float]:

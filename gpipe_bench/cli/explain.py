@@ -68,9 +68,11 @@ def explain(
         _compare(step, against, tolerance, out)
         return
     check_unused("without --against", out=out)
+    period, span = _ms(step.length_us if step.period_us is None else step.period_us), _ms(step.length_us)
+    of_actions = "" if period == span else f", {span} from its first action to its last"
     table = Grid(
         [Column("device", text=True), *map(Column, _SHARES), Column("of idle: host")],
-        f"{_title(step)}: shares of each device's time",
+        f"step of {period}{of_actions}: shares of each device's time",
     )
     for name, (shares, host) in zip(step.devices, split(step), strict=True):
         table.add(
@@ -137,11 +139,6 @@ def _other(step: TracedStep, against: Sequence[str]) -> TracedStep | Schedule:
         return read_step([Path(file) for file in against])
     m, n = (1 + max(getattr(event, axis) for event in step.events) for axis in ("microbatch", "partition"))
     return named_schedule(name, m, n, len(step.devices))
-
-
-def _title(step: TracedStep) -> str:
-    period, span = _ms(step.length_us if step.period_us is None else step.period_us), _ms(step.length_us)
-    return f"step of {period}" if period == span else f"step of {period}, {span} from its first action to its last"
 
 
 def _ways(step: TracedStep) -> Grid:

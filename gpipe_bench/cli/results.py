@@ -102,7 +102,7 @@ def table(
 
 def _print_answer(known: list[Row], rows: Path) -> None:
     from gpipe_bench.report.tables import answers
-    from gpipe_bench.results.outcomes import SCATTER
+    from gpipe_bench.results.outcomes import SCATTER, group_rows
     from gpipe_bench.util.console import Column, Grid, command_lines, output, short_path
 
     for answer in answers(known):
@@ -125,7 +125,8 @@ def _print_answer(known: list[Row], rows: Path) -> None:
             grid.add(name, *line)
         output().print(grid)
         typer.echo("")
-    if noisy := _noisy(known):
+    measured = [group for group in group_rows(known) if group.head.evidence == "measured"]
+    if noisy := [one.variant for group in measured for one in group.ordered() if group.noisy(one)]:
         typer.echo(
             f"Noisy: the interval of {', '.join(noisy)} is wider than {SCATTER:.0%}: measure again while nothing"
         )
@@ -147,14 +148,6 @@ def _parts(text: str) -> list[str]:
 def _short(cell: list[str]) -> str:
     speed, ratio, memory = cell
     return " ".join(filter(None, [speed.removesuffix(" samples/s"), ratio, memory.partition(" ")[0]]))
-
-
-def _noisy(known: list[Row]) -> list[str]:
-    """The measured variants whose ratio scatters too much for a comparison."""
-    from gpipe_bench.results.outcomes import group_rows
-
-    measured = [group for group in group_rows(known) if group.head.evidence == "measured"]
-    return [one.variant for group in measured for one in group.ordered() if group.noisy(one)]
 
 
 def trace(

@@ -51,26 +51,27 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
     else:
         console.print(Text(f"{row.status}: {row.reason}", style="bold red"))
     if published:
-        console.print(_comparison(row, published))
-        console.print(Text(_caveats(row)))
+        table = Grid([Column("", text=True), *map(Column, ("published", "simulated", "error"))])
+        for line in (line for printed in published for line in _lines(row, printed)):
+            table.add(*line)
+        console.print(table)
+        caveat = "Published throughput is that of whole epochs, whose last mini-batch may be smaller."
+        other = "" if row.flavour == "published" else " The published runs used PyTorch 1.3: --flavour published."
+        console.print(Text(f"{caveat}{other}"))
 
 
 def _title(row: Row, settings: Mapping[str, Any]) -> str:
     sizes = f"{counted(row.partitions, 'partition')} ({row.balance}), {row.microbatches} micro-batches"
     pipeline = f"{sizes}, batch {row.batch_size}"
-    how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {_order(row)}"
+    order = f"schedule {row.schedule}, autograd" if row.backward == "scheduled" else "autograd"
+    order += f" {row.flavour}" if row.flavour else ""
+    how = f"{row.variant}, checkpoint {row.checkpoint}, {row.transfer} transfer, {order}"
     how += f", {training_words(row)}" if training_words(row) else ""
     how += use_words(settings.get("tf32"), settings.get("launch_us"))
     where = f"{row.evidence} on {row.device_count} x {row.device} ({row.profile})"
     where += f" in {settings['hosts']} hosts over {settings['network']}" if "hosts" in settings else ""
     arguments = f" ({row.model_args})" if row.model_args else ""
     return f"{row.model}{arguments}\n{pipeline}; {how}\n{where}"
-
-
-def _order(row: Row) -> str:
-    """What orders the passes."""
-    schedule = f"schedule {row.schedule}, " if row.backward == "scheduled" else ""
-    return f"{schedule}autograd {row.flavour}" if row.flavour else f"{schedule}autograd"
 
 
 def _devices(devices: Sequence[Mapping[str, Any]]) -> Grid:
@@ -92,14 +93,6 @@ def _totals(row: Row) -> str:
     return f"{speed}, {step:.2f} ms per step{memory}"
 
 
-def _comparison(row: Row, published: Sequence[Row]) -> Grid:
-    table = Grid([Column("", text=True), *map(Column, ("published", "simulated", "error"))])
-    for printed in published:
-        for cells in _lines(row, printed):
-            table.add(*cells)
-    return table
-
-
 def _lines(row: Row, printed: Row) -> Iterator[tuple[str, str, str, str]]:
     """(what, published, simulated, error) for each value that somebody printed."""
     if printed.status != "ok" or row.status != "ok":
@@ -109,13 +102,6 @@ def _lines(row: Row, printed: Row) -> Iterator[tuple[str, str, str, str]]:
         if theirs is not None:
             shown = ("", "") if ours is None else (_number(ours), f"{ours / theirs - 1:+.1%}")
             yield f"{printed.experiment}: {name}", _number(theirs), *shown
-
-
-def _caveats(row: Row) -> str:
-    text = "Published throughput is that of whole epochs, whose last mini-batch may be smaller."
-    if row.flavour != "published":
-        text += " The published runs used PyTorch 1.3: --flavour published."
-    return text
 
 
 def _number(value: float | None) -> str:

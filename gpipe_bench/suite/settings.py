@@ -106,10 +106,6 @@ def read_balance(value: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _auto_balance(value: Any) -> Any:
-    return () if value == AUTO or value in ((), []) else read_balance(value)
-
-
 def _variant(value: Any) -> Any:
     try:
         return Components.from_label(str(value)).label
@@ -155,7 +151,7 @@ AutoBalance = Annotated[
     tuple[int, ...],
     Setting(
         f"{_BALANCE_HELP}; auto: the fastest slowest partition",
-        _auto_balance,
+        lambda value: () if value in (AUTO, (), []) else read_balance(value),
         {"anyOf": [{"const": AUTO}, *_BALANCES]},
     ),
     PlainSerializer(lambda sizes: "-".join(map(str, sizes)) or AUTO, return_type=str),

@@ -115,6 +115,7 @@ def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
     columns = [Column("variant", text=True), *columns, Column("status", text=True)]
     table = Grid(columns, _title(group.head))
     for outcome in group.ordered():
+        status = [*(["ok"] if outcome.ok else []), *(f"{row.status} [{notes.number(row)}]" for row in outcome.failed)]
         table.add(
             outcome.variant,
             str(len(outcome.ok)),
@@ -122,7 +123,7 @@ def _table(group: OutcomeGroup, notes: _Notes) -> Grid:
             _ratio(outcome, group),
             _memory(outcome, scale),
             *(_word(outcome.middle(column), ".0%") for column in _SHARES.values()),
-            _status(outcome, notes),
+            ", ".join(dict.fromkeys(status)),
             style="" if outcome.ok else _STYLES[outcome.failed[0].status],
         )
     return table
@@ -195,12 +196,6 @@ def _memory(outcome: Outcome, scale: float) -> str:
     if allocated is None:
         return ""
     return f"{allocated * scale:.1f}" + ("" if reserved is None else f" ({reserved * scale:.1f})")
-
-
-def _status(outcome: Outcome, notes: _Notes) -> str:
-    parts = ["ok"] if outcome.ok else []
-    parts += [f"{row.status} [{notes.number(row)}]" for row in outcome.failed]
-    return ", ".join(dict.fromkeys(parts))
 
 
 def _interval(interval: Interval | None) -> str:
