@@ -63,7 +63,8 @@ def with_settings(
             options = {name: values.pop(name) for name in names}
             command(options={name: value for name, value in options.items() if value is not None}, **values)
 
-        # Typer makes options of a function's parameters, which it reads in these two places, and of nothing else.
+        # Typer makes options of a function's parameters, which it reads in these two places, and of no fields of a
+        # model (fastapi/typer#111).
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name != "options"]
         added = [_option(kind, name, shown[name]) for name in names]
