@@ -30,6 +30,28 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "results" / "reference"
 _RACE: Final = "measured/2x-amd-epyc/peers"
 _RACE_OF_PROCESSES: Final = "measured/2x-intel-xeon-processor-processes/peers"
+_CONTENDERS: Final = (
+    "engine-autograd",
+    "engine-1f1b",
+    "engine-interleaved",
+    "engine-zb-h1",
+    "torchgpipe",
+    "fairscale",
+    "pipelining-1f1b",
+    "pipelining-interleaved",
+    "pipelining-zero-bubble",
+    "plain",
+    "plain-threads",
+    "loop-processes",
+)
+_PROCESSES: Final = (
+    "distributed-1f1b",
+    "distributed-zb-h1",
+    "distributed-zb-v",
+    "pipelining-1f1b",
+    "pipelining-zero-bubble",
+    "pipelining-zb-v",
+)
 _GPU: Final = "measured/1x-nvidia-h100-80gb-hbm3/ablation"
 _LENGTHS: Final = "llm-foundry"
 _RESERVED: Final = "peak_reserved_gib"
@@ -268,8 +290,8 @@ def _sent(row: Record, *, shared: bool) -> int:
     return sum(message.way == "F" for message in sent) // int(row["chunks"])
 
 
-def peers_table(race: str) -> str:
-    """A line per contender, a column per network and checkpoint mode: throughput over the single-threaded loop's.
+def peers_table(race: str, shown: Sequence[str]) -> str:
+    """A line per contender ``shown``, a column per network and checkpoint mode: throughput over that of the loop.
 
     Then the limit, and where loops ran at the same time, what is left of it as these cores ran together.
     """
@@ -277,8 +299,8 @@ def peers_table(race: str) -> str:
     rows = rows[~rows["workload"].isin(TINY)]
     cases = rows[["workload", "checkpoint"]].drop_duplicates().to_numpy().tolist()
     found = {(row["contender"], row["workload"], row["checkpoint"]): _ratio(row) for row in plain_records(rows)}
-    names = list(rows["contender"].unique())
-    lines = [[f"`{name}`", *(found.get((name, *case), "") for case in cases)] for name in names]
+    names = set(rows["contender"])
+    lines = [[f"`{name}`", *(found.get((name, *case), "") for case in cases)] for name in shown]
     loops, least = (rows[rows["contender"] == name] for name in ("loop", "engine-scheduled"))
     limits = (loops["limit_samples_per_s"] / loops[THROUGHPUT]).to_list()
     lines.append(["limit", *(f"{limit:.2f}" for limit in limits)])
@@ -289,9 +311,9 @@ def peers_table(race: str) -> str:
 
 
 def host_table() -> str:
-    """A line per checkpoint mode and n, a column per engine: host time per cell over torchgpipe's, with m = 32."""
+    """A line per checkpoint mode and n = 1 or 8, a column per engine: host time over torchgpipe's, with m = 32."""
     rows = _read(_RACE)
-    rows = rows[(rows["workload"] == "cells") & (rows["chunks"] == 32)]
+    rows = rows[(rows["workload"] == "cells") & (rows["chunks"] == 32) & rows["partitions"].isin([1, 8])]
     names = sorted(name for name in rows["contender"].unique() if name.startswith("engine"))
     lines = []
     for (mode, n), own in rows.groupby(["checkpoint", "partitions"], sort=False):
@@ -449,9 +471,9 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
     "unet-memory": partial(cells_table, "unet-memory"),
     "amoebanet-d-memory": partial(cells_table, "amoebanet-d-memory"),
-    "peers": partial(peers_table, _RACE),
+    "peers": partial(peers_table, _RACE, _CONTENDERS),
     "peers-host": host_table,
-    "peers-processes": partial(peers_table, _RACE_OF_PROCESSES),
+    "peers-processes": partial(peers_table, _RACE_OF_PROCESSES, _PROCESSES),
     "peers-emulated": emulated_peers_table,
     "leaderboard": lambda: markdown(HEADER, leaders()),
 }
