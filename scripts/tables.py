@@ -27,7 +27,6 @@ PAGES: Final = (
     "docs/results.md",
     "docs/schedules_compared.md",
     "docs/simulator_errors.md",
-    "docs/simulator_parts.md",
 )
 """Pages with tables. Each table of ``TABLES`` stands on exactly one of them."""
 

@@ -1,18 +1,21 @@
 """What each mechanism of the simulator is worth: the published cells again, with one mechanism at a time left out.
 
 python -m studies.simulator.effects              prints the table
-python -m studies.simulator.effects --write      puts it into docs/simulator_parts.md, between its markers
+python -m studies.simulator.effects --write      writes it into effects.csv
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from math import sqrt
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gpipe_bench.components import PUBLISHED
 from gpipe_bench.errors import OutOfMemory
 from gpipe_bench.machine.profile import HardwareMachine, Profile, load_profile
 from gpipe_bench.models.table import parse_arguments
@@ -29,18 +32,18 @@ from studies.simulator.fit import FITTED, with_shares
 T = TypeVar("T")
 Values = dict[str, float | None]
 
-DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator_parts.md"
-MARKERS: Final = ("<!-- effects: begin -->", "<!-- effects: end -->")
+TABLE: Final = Path(__file__).with_name("effects.csv")
 
+NOTHING: Final = "nothing: error of the simulator"
 _THROUGHPUT: Final = "throughput_samples_per_s"
 _RESERVED: Final = "peak_reserved_gib"
-_ABLATION: Final = ("baseline", "dep-x-x", "dep-str-x", "dep-str-ptl")
 _CELLS: Final[Mapping[str, tuple[str, str, str]]] = {
-    **{name: ("ablation", name, _THROUGHPUT) for name in _ABLATION},
-    "U-Net n=8": ("unet-speed", "pipeline-8", _THROUGHPUT),
-    "AmoebaNet n8m32": ("amoebanet-d-speed", "n8m32", _THROUGHPUT),
-    **{f"{name}, GiB": ("ablation", name, _RESERVED) for name in _ABLATION},
+    **{f"{name}_throughput_fraction": ("ablation", name, _THROUGHPUT) for name in PUBLISHED},
+    "unet-pipeline-8_throughput_fraction": ("unet-speed", "pipeline-8", _THROUGHPUT),
+    "amoebanet-d-n8m32_throughput_fraction": ("amoebanet-d-speed", "n8m32", _THROUGHPUT),
+    **{f"{name}_memory_fraction": ("ablation", name, _RESERVED) for name in PUBLISHED},
 }
+"""Columns of the table: published cells."""
 
 
 def _same(value: T) -> T:
@@ -52,7 +55,7 @@ class Mechanism:
     """A mechanism, and how the simulator goes without it.
 
     Attributes:
-        name: the mechanism that is left out or replaced; ``band:`` for another value of an assumption.
+        name: the mechanism that is left out; ``other value:`` for another value of an assumption.
         profile: what changes of the hardware.
         work: what changes of the work.
         settings: what changes of the run.
@@ -127,32 +130,32 @@ MECHANISMS: Final = (
     Mechanism("classes of kernels: one efficiency", _one_efficiency),
     Mechanism("class of wide filters: as matrix products", _no_wide_filters),
     Mechanism("time of copies", _links(gb_per_s=1e6, latency_us=0.0)),
-    Mechanism("band: links of 9 GB/s", _links("within", gb_per_s=9.0)),
-    Mechanism("band: links of 13 GB/s", _links("within", gb_per_s=13.0)),
+    Mechanism("other value: links of 9 GB/s", _links("within", gb_per_s=9.0)),
+    Mechanism("other value: links of 13 GB/s", _links("within", gb_per_s=13.0)),
     Mechanism("latency of links", _links(latency_us=0.0)),
-    Mechanism("band: twice the latency of links", _links(times=2.0)),
+    Mechanism("other value: twice the latency of links", _links(times=2.0)),
     Mechanism("second socket: one link for all", _one_socket),
-    Mechanism("band: 5 GB/s across sockets", _links("across", gb_per_s=5.0)),
-    Mechanism("band: 8 GB/s across sockets", _links("across", gb_per_s=8.0)),
+    Mechanism("other value: 5 GB/s across sockets", _links("across", gb_per_s=5.0)),
+    Mechanism("other value: 8 GB/s across sockets", _links("across", gb_per_s=8.0)),
     Mechanism("host time per kernel", _update(launch_us=0.0)),
-    Mechanism("band: 10 us of the host per kernel", _update(launch_us=10.0)),
-    Mechanism("band: 18 us of the host per kernel", _update(launch_us=18.0)),
+    Mechanism("other value: 10 us of the host per kernel", _update(launch_us=10.0)),
+    Mechanism("other value: 18 us of the host per kernel", _update(launch_us=18.0)),
     Mechanism("shortest kernel", _update(kernel_floor_us=0.0)),
-    Mechanism("band: 5 us for the shortest kernel", _update(kernel_floor_us=5.0)),
+    Mechanism("other value: 5 us for the shortest kernel", _update(kernel_floor_us=5.0)),
     Mechanism("limit of the launch queue", _update(queue_depth=10**9)),
     Mechanism("update of the parameters", work=lambda work: replace(work, optimizer=())),
     Mechanism("autograd of PyTorch 1.3: today's", settings={"flavour": "current"}),
     Mechanism("latency of a nested backward's root", settings={"nesting_ns": (50_000, 0)}),
     Mechanism("time to prepare a nested backward", settings={"nesting_ns": (0, 100_000)}),
     Mechanism("spread of the latency: always its mean", settings={"seed": None}),
-    Mechanism("band: 60 us until a root", settings={"nesting_ns": (50_000, 60_000)}),
-    Mechanism("band: 140 us until a root", settings={"nesting_ns": (50_000, 140_000)}),
-    Mechanism("band: other latencies", settings={"seed": 1}),
-    Mechanism("band: others again", settings={"seed": 2}),
+    Mechanism("other value: 60 us until a root", settings={"nesting_ns": (50_000, 60_000)}),
+    Mechanism("other value: 140 us until a root", settings={"nesting_ns": (50_000, 140_000)}),
+    Mechanism("other value: latencies of a second seed", settings={"seed": 1}),
+    Mechanism("other value: latencies of a third seed", settings={"seed": 2}),
     Mechanism("copies of gradients in a checkpoint", work=_tasks(lambda task: replace(task, checkpointed=None))),
     Mechanism("scratch memory of convolutions", work=scratch(0)),
-    Mechanism("band: half of the scratch memory", work=scratch(0.5)),
-    Mechanism("band: twice the scratch memory", work=scratch(2.0)),
+    Mechanism("other value: half of the scratch memory", work=scratch(0.5)),
+    Mechanism("other value: twice the scratch memory", work=scratch(2.0)),
     Mechanism("capacity of the devices", _update(memory_gib=1e4)),
     Mechanism("cache of the allocator: allocated bytes", metric="peak_allocated"),
 )
@@ -167,7 +170,7 @@ def effects(mechanisms: Sequence[Mechanism], profile: Profile) -> dict[str, Valu
     """
     whole = _values(Mechanism("nothing"), profile)
     published: Values = {name: published_value(_setting(cell), cell[2]) for name, cell in _CELLS.items()}
-    found = {"nothing: error of the simulator": _over(whole, published)}
+    found = {NOTHING: _over(whole, published)}
     return found | {one.name: _over(_values(one, profile), whole) for one in mechanisms}
 
 
@@ -219,22 +222,13 @@ def _over(values: Values, others: Values) -> Values:
 
 
 def table(found: Mapping[str, Values]) -> str:
-    """The effects as a Markdown table, in percent; changes of less than half a percent are left out."""
-    lines = [f"| left out | {' | '.join(_CELLS)} |", f"|---|{'--:|' * len(_CELLS)}"]
-    small = []
+    """The effects as CSV, a line per mechanism; a cell is empty where memory ran out."""
+    file = StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["left_out", *_CELLS])
     for name, shares in found.items():
-        cells = [_percent(shares[cell], always=name.startswith("nothing")) for cell in _CELLS]
-        if any(cells):
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-        else:
-            small.append(name)
-    return "\n".join([*lines, "", f"Less than half a percent in every cell: {'; '.join(small)}."])
-
-
-def _percent(share: float | None, *, always: bool) -> str:
-    if share is None:
-        return "oom"
-    return f"{100 * share:+.1f}" if always or abs(share) >= 0.005 else ""
+        writer.writerow([name, *("" if shares[cell] is None else f"{shares[cell]:.4f}" for cell in _CELLS)])
+    return file.getvalue()
 
 
 def main() -> None:
@@ -242,14 +236,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m studies.simulator.effects", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--write", action="store_true", help=f"put it into {DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write it into {TABLE.name}")
     options = parser.parse_args()
     made = table(effects(MECHANISMS, load_profile("p40")))
-    print(made)
     if options.write:
-        first, last = MARKERS
-        head, rest = DOCUMENT.read_text(encoding="utf-8").split(first)
-        write_files({DOCUMENT: f"{head}{first}\n{made}\n{last}{rest.split(last)[1]}"})
+        write_files({TABLE: made})
+    else:
+        print(made, end="")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+from statistics import mean
 
 import pytest
 
@@ -38,6 +40,29 @@ def test_the_table_of_errors_says_what_the_predictions_are_off():
     assert f"{said} parameters, {other}." in pages["README.md"]
     said = f"Five of the {len(rows)} cells only count parameters; the mean over the other {len(rest)} is {other},"
     assert said in pages["docs/claims.md"]
+
+
+def test_the_page_of_errors_sums_up_the_predictions():
+    """The first table of docs/simulator_errors.md, and what is said of the cells that are not explained."""
+
+    def known(profile):
+        with (ROOT / f"results/reference/simulated/{profile}/predictions.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["error_fraction"]]
+        return [(row["role"], row["table"], row["experiment"], abs(float(row["error_fraction"]))) for row in rows]
+
+    predicted = sorted(error for role, *_, error in known("p40") if role == "predicted")
+    page = " ".join((ROOT / "docs/simulator_errors.md").read_text().split())
+    whole, rest = mean(predicted), mean(predicted[:-2])
+    assert f"| {len(predicted)} published cells of P40s, none of them fitted" in page
+    assert f"| throughput, memory, utilisation | {100 * whole:.1f} % |" in page
+    assert f"it is {100 * whole:.1f} %, and {100 * rest:.1f} % without two of them" in page
+    attention = [error for _, table, _, error in known("h100") if table == "llm-foundry-h100"]
+    assert (
+        f"with a kernel for A100s](#attention-without-dropout) | throughput | {100 * mean(attention):.1f} % |" in page
+    )
+    shown = re.findall(r"\| [0-9]+ \| ([0-9.]+)% \|", TABLES["transferred"]())
+    least, most = (f"{choose(map(float, shown))}" for choose in (min, max))
+    assert f"| throughput, memory | {least} to {most} % |" in page
 
 
 def test_a_changed_number_is_noticed():
