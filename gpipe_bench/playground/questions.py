@@ -46,6 +46,7 @@ SEARCHED: Final = "searched"
 MOST_ACTIONS: Final = 20_000
 """So many can be drawn and dragged."""
 
+_DIGITS: Final = 5  # half as many letters for the page; no one sees the sixth digit
 _TIMES: Final = ("forward", "inputs", "weights")
 _EXCHANGED: Final = {"all": "FRBIW", "forward": "F", "backward": "RBIW"}
 
@@ -196,27 +197,22 @@ def _step(source: str, s: Settings) -> dict[str, Any]:
                 "kinds": "".join(action.kind for action in row),
                 "i": [action.i for action in row],
                 "j": [action.j for action in row],
-                "start": [_short(times.start[action]) for action in row],
-                "end": [_short(times.end[action]) for action in row],
-                "during": [_short(size * one.during) for one in held],
-                "after": [_short(size * one.after) for one in held],
+                "start": [round(times.start[action], _DIGITS) for action in row],
+                "end": [round(times.end[action], _DIGITS) for action in row],
+                "during": [round(size * one.during, _DIGITS) for one in held],
+                "after": [round(size * one.after, _DIGITS) for one in held],
             }
         )
     homes = schedule.placement
     return {
         "rows": rows,
         "parts": [sum(homes[k] == homes[j] for k in range(j)) for j in range(n)],
-        "makespan": _short(times.makespan),
-        "bubble": _short(times.bubble),
-        "peaks": [_short(peak) for peak in peaks],
-        "peak": _short(max(peaks)),
+        "makespan": round(times.makespan, _DIGITS),
+        "bubble": round(times.bubble, _DIGITS),
+        "peaks": [round(peak, _DIGITS) for peak in peaks],
+        "peak": round(max(peaks), _DIGITS),
         "fits": max(peaks) <= s.limit + 1e-9,
     }
-
-
-def _short(value: float) -> float:
-    """Half as many letters for the page; no one sees the sixth digit."""
-    return round(value, 5)
 
 
 def names(_: Settings) -> dict[str, Any]:

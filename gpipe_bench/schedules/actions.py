@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, islice, pairwise
 from typing import Final, NamedTuple
 
@@ -110,6 +110,7 @@ def in_pairs(row: Iterable[Action], pairs: Container[Action]) -> Iterator[tuple[
         yield (action, *islice(actions, 1)) if action in pairs else (action,)
 
 
+@lru_cache(maxsize=2**14)
 def needs(action: Action, partitions: int) -> tuple[tuple[Action, ...], ...]:
     """What must have ended before ``action``: of each group in the result, one action."""
     kind, i, j = action

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules.actions import Schedule
+from gpipe_bench.schedules.actions import KINDS, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,14 @@ def memory(schedule: Schedule, kept: float = 1.0, boundary: float = 0.0) -> tupl
         if not 0 <= share <= 1:
             raise ScheduleError([f"{name} must be a share from 0 to 1, got {share}; correct it"])
     checkpointed = {action[1:] for action in schedule if action.kind == "R"}
+    changes = {stored: {kind: change(kind, kept, stored) for kind in KINDS} for stored in (1.0, boundary)}
     found = []
     for row in schedule.devices:
         held, own = 0.0, []
         for action in row:
-            stored = boundary if action[1:] in checkpointed else 1.0
-            during = held + (1.0 if action.kind == "F" else max(change(action.kind, kept, stored), 0.0))
-            held += change(action.kind, kept, stored)
+            by = changes[boundary if action[1:] in checkpointed else 1.0][action.kind]
+            during = held + (1.0 if action.kind == "F" else max(by, 0.0))
+            held += by
             own.append(Held(during, held))
         found.append(tuple(own))
     return tuple(found)

@@ -40,7 +40,7 @@ def _merged(schedule: Schedule, pairs: Container[Action]) -> list[Action]:
     done: set[Action] = set()
     order: list[Action] = []
     while any(rows):
-        taken = [action for row in rows if row and not _missing(row[0], n, done) for action in row.popleft()]
+        taken = [action for row in rows if row and _is_ready(row[0], n, done) for action in row.popleft()]
         if not taken:
             raise ScheduleError([_deadlock(rows, n, done)])
         order += taken
@@ -57,6 +57,12 @@ def _together(row: Sequence[Action], pairs: Container[Action]) -> Iterator[list[
         if not (following and action in pairs) and not recomputes:
             yield group
             group = []
+
+
+def _is_ready(group: Sequence[Action], n: int, done: set[Action]) -> bool:
+    if len(group) > 1:
+        return not _missing(group, n, done)
+    return not any(map(done.isdisjoint, needs(group[0], n)))
 
 
 def _missing(group: Sequence[Action], n: int, done: set[Action]) -> list[Action]:

@@ -8,21 +8,22 @@ delay the next action. GPipe, 1F1B, ZB-H1 and ZB-H2 are tried, too, as far as th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, product
 from math import inf
-from operator import itemgetter
 from typing import Final
 
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Action, Schedule
-from gpipe_bench.schedules.memory import change, memory
+from gpipe_bench.schedules.memory import memory
 from gpipe_bench.schedules.one_f_one_b import gpipe, one_f_one_b
 from gpipe_bench.schedules.timing import Durations, timing
 from gpipe_bench.schedules.zero_bubble import zb_h1, zb_h2
 
 _NAMED: Final = gpipe, one_f_one_b, zb_h1, zb_h2
+_ROUNDING: Final = 1e-9
 
 
 def zb_1p(m: int, n: int) -> Schedule:
@@ -90,17 +91,19 @@ def searched(
     searches = (_Search(m, limit, durations, transfer, kept, *choice).run() for choice in choices)
     # For equal times these two are searched themselves.
     known = (durations, transfer, kept) == (Durations(), 0.0, 1.0)
-    made = (make(m, n) for make in (_NAMED if known else (*_NAMED, zb_1p, zb_2p)))
-    named = (schedule for schedule in made if _most_held(schedule, kept) <= limit)
+    makes = _NAMED if known else (*_NAMED, zb_1p, zb_2p)
+    named = (schedule for most, schedule in _with_most_held(makes, m, n, kept) if most <= limit + _ROUNDING)
     work = m * sum(map(durations.of, "FIW"))
     shortest = round(work, 9), round((n - 1) * (durations.forward + transfer) + work, 9)
-    found: list[tuple[tuple[float, float], Schedule]] = []
+    # Several choices often come to one schedule: it is timed once.
+    found: dict[Schedule, tuple[float, float]] = {}
     for schedule in chain(searches, named):
-        times = timing(schedule, durations, transfer)
-        found.append(((round(max(times.spans), 9), round(times.makespan, 9)), schedule))
-        if found[-1][0] == shortest:
+        if schedule not in found:
+            times = timing(schedule, durations, transfer)
+            found[schedule] = round(max(times.spans), 9), round(times.makespan, 9)
+        if found[schedule] == shortest:
             break
-    return min(found, key=itemgetter(0))[1]
+    return min(found, key=found.__getitem__)
 
 
 def _warm_up(ahead: int, m: int, n: int, limit: float) -> tuple[int, ...]:
@@ -115,9 +118,16 @@ def _warm_up(ahead: int, m: int, n: int, limit: float) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _most_held(schedule: Schedule, kept: float) -> float:
-    """The most micro-batches whose activations a device holds at once; one that waits for W counts as ``kept``."""
-    return max(held.during for row in memory(schedule, kept) for held in row)
+@lru_cache(maxsize=4)
+def _with_most_held(
+    makes: tuple[Callable[[int, int], Schedule], ...], m: int, n: int, kept: float
+) -> list[tuple[float, Schedule]]:
+    """Schedules, each with the most micro-batches whose activations a device holds; what waits for W counts ``kept``.
+
+    They stay for the next search, which may differ in durations alone.
+    """
+    made = [make(m, n) for make in makes]
+    return [(max(held.during for row in memory(schedule, kept) for held in row), schedule) for schedule in made]
 
 
 @dataclass(slots=True)
@@ -125,17 +135,24 @@ class _Device:
     """A device during the search: what it has done, and until when.
 
     Attributes:
-        counts: how many F, I and W it has taken.
+        forwards: the end of each F that it has taken.
+        inputs: the end of each I.
+        weights: how many W it has taken.
+        last: the kind of its last action that is no W; I before the first one.
         until: the end of the last one.
     """
 
     row: list[Action] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys("FIW", 0))
+    forwards: list[float] = field(default_factory=list)
+    inputs: list[float] = field(default_factory=list)
+    weights: int = 0
+    last: str = "I"
     until: float = 0.0
 
     def held(self, kept: float) -> float:
         """Micro-batches whose activations it holds; one that waits for W counts as ``kept``."""
-        return sum(count * change(kind, kept) for kind, count in self.counts.items())
+        done = len(self.inputs)
+        return len(self.forwards) - done + (done - self.weights) * kept
 
 
 @dataclass(slots=True)
@@ -148,7 +165,6 @@ class _Search:
         warm_up: for each device how many F it takes at most before its first I.
         gap: how long a device must wait at least for it to take W meanwhile.
         devices: what each one has taken so far.
-        end: the end of each action.
     """
 
     m: int
@@ -160,73 +176,84 @@ class _Search:
     warm_up: Sequence[int]
     gap: float
     devices: list[_Device] = field(init=False)
-    end: dict[Action, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.devices = [_Device() for _ in self.warm_up]
 
     def run(self) -> Schedule:
         """Let the device that is free first take an action, or wait until another one has taken more."""
-        while busy := [j for j, device in enumerate(self.devices) if device.counts["W"] < self.m]:
-            busy.sort(key=lambda j: (self.devices[j].until, -j))
-            for j in busy:
-                now = self.devices[j].until
-                later = min((self.devices[k].until for k in busy if self.devices[k].until > now), default=inf)
+        busy = [*enumerate(self.devices)][::-1]  # of those that are free at once, the last one takes first
+        while busy:
+            times = {device.until for _, device in busy}
+            now = min(times)
+            times.remove(now)
+            later = min(times, default=inf)
+            for j, device in busy:
+                if device.until > now:
+                    continue
                 if (choice := self._choice(j, later)) is not None:
                     self._take(j, *choice)
                     break
                 if later < inf:
-                    self.devices[j].until = later
+                    device.until = later
                     break
             else:
-                owing = next(j for j in busy if self.devices[j].counts["I"] > self.devices[j].counts["W"])
-                self._take(owing, "W", self.devices[owing].until)
+                j, device = next((j, device) for j, device in busy if len(device.inputs) > device.weights)
+                self._take(j, "W", device.until)
+            if device.weights == self.m:
+                busy.remove((j, device))
         return Schedule(tuple(tuple(device.row) for device in self.devices))
 
     def _take(self, j: int, kind: str, start: float) -> None:
         device = self.devices[j]
-        action = Action(kind, device.counts[kind], j)
-        device.row.append(action)
-        device.counts[kind] += 1
-        device.until = self.end[action] = start + self.durations.of(kind)
+        device.until = start + self.durations.of(kind)
+        if kind == "W":
+            device.row.append(Action(kind, device.weights, j))
+            device.weights += 1
+            return
+        ends = device.forwards if kind == "F" else device.inputs
+        device.row.append(Action(kind, len(ends), j))
+        ends.append(device.until)
+        device.last = kind
 
     def _choice(self, j: int, later: float) -> tuple[str, float] | None:
         """What device j takes next, and when; None if that is not known before ``later``."""
-        device, arrivals = self.devices[j], {"F": self._forward(j), "I": self._inputs(j)}
-        is_full, owes = device.held(self.kept) + 1 > self.limit, device.counts["I"] > device.counts["W"]
-        if owes and j == 0 and device.counts["F"] == self.m:
-            return "W", device.until
-        last = next((action.kind for action in reversed(device.row) if action.kind != "W"), "I")
-        for kind in ("F", "I") if last == "I" else ("I", "F"):
-            if arrivals[kind] <= device.until:
+        device = self.devices[j]
+        now, owes = device.until, len(device.inputs) > device.weights
+        if owes and j == 0 and len(device.forwards) == self.m:
+            return "W", now
+        is_full = device.held(self.kept) + 1 > self.limit + _ROUNDING
+        arrivals = {"F": self._forward(j), "I": self._inputs(j)}
+        for kind in "FI" if device.last == "I" else "IF":
+            if arrivals[kind] <= now:
                 if kind == "I" or not is_full:
-                    return kind, device.until
+                    return kind, now
                 if owes and self.makes_room:
-                    return "W", device.until
+                    return "W", now
         if is_full:
             arrivals["F"] = inf
-        kind = min("IF", key=arrivals.__getitem__)
+        kind = "I" if arrivals["I"] <= arrivals["F"] else "F"
         at = arrivals[kind]
-        gap = (at if at < inf else later + self.transfer) - device.until
+        gap = (at if at < inf else later + self.transfer) - now
         if owes and gap >= self.gap:
-            return "W", device.until
+            return "W", now
         return (kind, at) if at < inf and at <= later else None
 
     def _forward(self, j: int) -> float:
         """When the next F can start; infinite if that is not known, or not allowed."""
         device = self.devices[j]
-        i = device.counts["F"]
-        is_warm = device.counts["I"] > 0 or i < self.warm_up[j]
+        i = len(device.forwards)
+        is_warm = bool(device.inputs) or i < self.warm_up[j]
         if i == self.m or not is_warm:
             return inf
-        return self._arrival(Action("F", i, j - 1)) if j else 0.0
+        return self._arrival(self.devices[j - 1].forwards, i) if j else 0.0
 
     def _inputs(self, j: int) -> float:
         """When the next I can start; infinite if that is not known."""
-        i = self.devices[j].counts["I"]
-        if i == self.devices[j].counts["F"]:
+        i = len(self.devices[j].inputs)
+        if i == len(self.devices[j].forwards):
             return inf
-        return self._arrival(Action("I", i, j + 1)) if j < len(self.devices) - 1 else 0.0
+        return self._arrival(self.devices[j + 1].inputs, i) if j < len(self.devices) - 1 else 0.0
 
-    def _arrival(self, action: Action) -> float:
-        return self.end.get(action, inf) + self.transfer
+    def _arrival(self, ends: Sequence[float], i: int) -> float:
+        return ends[i] + self.transfer if i < len(ends) else inf

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules.actions import Action, Schedule, in_pairs, needs
+from gpipe_bench.schedules.actions import KINDS, Action, Schedule, in_pairs, needs
 from gpipe_bench.schedules.order import merged_order
 
 
@@ -112,6 +112,7 @@ def timing(
     if not all(isfinite(time) and time >= 0 for times in rows for time in times):
         raise ScheduleError([f"transfer times must be 0 or more, got {transfer}; give finite ones"])
     home = {action: device for device, row in enumerate(schedule.devices) for action in row}
+    lengths = {(kind, j): one.of(kind) for j, one in enumerate(each) for kind in KINDS}
     pairs = schedule.pairs if overlap is not None else frozenset()
     units = {unit[0]: unit for row in schedule.devices for unit in in_pairs(row, pairs)}
     free = [0.0] * p
@@ -120,20 +121,20 @@ def timing(
     end: dict[Action, float] = {}
     for first in filter(units.__contains__, merged_order(schedule, pairs)):
         here, unit = home[first], units[first]
-        waits = [
-            end[one] + (rows[home[one]][here] if home[one] != here else 0.0)
-            for action in unit
-            for group in needs(action, n)
-            for one in group
-            if one in end
-        ]
-        length = fsum(each[action.j].of(action.kind) for action in unit)
-        length *= overlap if overlap is not None and len(unit) == 2 else 1.0
-        begin = max([free[here], *waits])
+        begin, length = free[here], 0.0
+        for action in unit:
+            length += lengths[action.kind, action.j]
+            for group in needs(action, n):
+                for one in group:
+                    if one in end:
+                        there = home[one]
+                        begin = max(begin, end[one] + rows[there][here] if there != here else end[one])
+        if overlap is not None and len(unit) == 2:
+            length *= overlap
         free[here] = begin + length
         busy[here].append(length)
-        start.update(dict.fromkeys(unit, begin))
-        end.update(dict.fromkeys(unit, free[here]))
+        for action in unit:
+            start[action], end[action] = begin, free[here]
     spans = tuple(end[row[-1]] - start[row[0]] if row else 0.0 for row in schedule.devices)
     return Timing(start, end, max(free, default=0.0), tuple(map(fsum, busy)), spans)
 

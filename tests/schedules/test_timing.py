@@ -185,6 +185,21 @@ def test_a_search_keeps_to_its_memory(kept):
                 assert held <= limit
 
 
+@pytest.mark.parametrize("kept", [0.1, 0.3, 0.7])
+def test_a_share_without_an_exact_binary_fraction_leaves_room_for_all_micro_batches(kept):
+    # After some I and W, sums of such shares miss a whole number by a last digit.
+    for limit in (1, 2, 3):
+        assert check(searched(12, 2, limit, kept=kept)).microbatches == 12
+
+
+def test_a_schedule_of_several_choices_is_timed_once(monkeypatch):
+    timed = []
+    searched(8, 4, 4, kept=0.5)  # searches ZB-1p and ZB-2p, too
+    monkeypatch.setattr("gpipe_bench.schedules.search.timing", lambda *given: timed.append(given[0]) or timing(*given))
+    searched(8, 4, 4, Durations(1.1), kept=0.5)
+    assert len(timed) == len(set(timed)) > 1
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     m=st.integers(1, 20),
