@@ -243,7 +243,8 @@ def _emulate_ranks(
     if memory:
         print_memory(run)
     if races:
-        _print_races(run.races, run)
+        # Each has one device, of the same number.
+        _print_races(run.races, run, "rank")
     if trace is not None:
         _write(trace, run, {"profile": hardware.name, "host_time": settings.host_time})
 
@@ -313,10 +314,10 @@ def _steps(run: ScriptRun) -> str:
     return f"{count} after the first: {median(times):.3f} ms per step{spread}"
 
 
-def _print_races(races: Iterable[Race], run: ScriptRun | RanksRun) -> None:
+def _print_races(races: Iterable[Race], run: ScriptRun | RanksRun, place: str = "device") -> None:
     console = output()
     rows = {id(record): row for row, record in enumerate(run.records)}
-    texts = dict.fromkeys(_race(race, rows, run) for race in races)
+    texts = dict.fromkeys(_race(race, rows, run, place) for race in races)
     console.print(f"{len(texts)} {'race' if len(texts) == 1 else 'races'}" if texts else "no races", style="bold")
     for text in list(texts)[:_RACES]:
         console.print(text, soft_wrap=True)
@@ -324,10 +325,10 @@ def _print_races(races: Iterable[Race], run: ScriptRun | RanksRun) -> None:
         console.print(f"and {len(texts) - _RACES} more")
 
 
-def _race(race: Race, rows: dict[int, int], run: ScriptRun | RanksRun) -> str:
+def _race(race: Race, rows: dict[int, int], run: ScriptRun | RanksRun, place: str) -> str:
     """One race in two lines; the same in every step, so it names no block."""
     before, after = (
-        f"{record.name or record.kind} on device {record.device} stream {record.stream} {_line(run, rows[id(record)])}"
+        f"{record.name or record.kind} on {place} {record.device} stream {record.stream} {_line(run, rows[id(record)])}"
         for record in (race.before, race.after)
     )
     return f"  {race.kind}: {after}\n    does not wait for {before}"

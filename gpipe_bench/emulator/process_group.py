@@ -33,6 +33,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 import gpipe_bench
+from gpipe_bench.emulator.clocks import HostMessage
 from gpipe_bench.emulator.device_values import MOST_BYTES, values_of, write_values
 from gpipe_bench.emulator.library import backend
 from gpipe_bench.emulator.rendezvous import Rendezvous
@@ -109,19 +110,33 @@ class _DeviceWork(_Work):  # type: ignore[misc]  # PyTorch leaves it untyped
         return future
 
 
-class _ReceivedOnHost(_Work):  # type: ignore[misc]  # likewise
-    """A receive of a CPU tensor: it waits for the sender where a deadlock is noticed, then for the data."""
+class _HostWork(_Work):  # type: ignore[misc]  # likewise
+    """A message of CPU tensors that brings data: what to do before somebody waits for it, and after."""
 
-    def __init__(self, work: Any, before: Callable[[], object]) -> None:
+    def __init__(self, work: Any, before: Callable[[], object], after: Callable[[], object]) -> None:
         super().__init__()
-        self._work, self._before = work, before
+        self._work, self._before, self._after = work, before, after
 
     def wait(self, *timeout: Any) -> bool:
         self._before()
-        return bool(self._work.wait(*timeout))
+        done = bool(self._work.wait(*timeout))
+        self._after()
+        return done
+
+    def synchronize(self) -> None:
+        self.wait()
 
     def is_completed(self) -> bool:
         return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
 
 
 class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
@@ -131,13 +146,15 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         options: as ``register_backend(extended_api=True)`` hands them over.
         rendezvous: of this process.
         parts: takes the parts of messages that this rank issues.
+        on_host: takes what messages of CPU tensors do to the host of this rank.
     """
 
-    def __init__(self, options: Any, rendezvous: Rendezvous, parts: list[Part]) -> None:
+    def __init__(self, options: Any, rendezvous: Rendezvous, parts: list[Part], on_host: list[HostMessage]) -> None:
         super().__init__(options.group_rank, options.group_size)
         # All ranks if there are none.
         self._ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         self._me, self._name, self._rendezvous, self._parts = options.group_rank, options.group_id, rendezvous, parts
+        self._on_host = on_host
         self._gloo: Any = c10d.ProcessGroupGloo(
             options.store, options.group_rank, options.group_size, timeout=options.timeout
         )
@@ -162,6 +179,9 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         own = Part(row, kind, self.group_name, self._ranks, self._ranks[self._me], other, number, nbytes, _line())
         self._parts.append(own)
         return own
+
+    def _note(self, key: str, *, gives: bool) -> None:
+        self._on_host.append(HostMessage(int(backend().vd_trace_size()), key, gives))
 
     def _key(self, part: Part) -> str:
         return f"{part.group}/{'.'.join(map(str, part.ranks))}/{part.kind}/{part.number}"
@@ -213,8 +233,11 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         """A collective: ``combined`` makes the values of the outputs from those of all ranks' inputs."""
         tensors = [*inputs, *outputs]
         if tensors[0].device.type == "cpu":
-            self._meet_on_host(kind)
-            return on_host()
+            key = self._meet_on_host(kind)
+            if inputs:
+                self._note(key, gives=True)
+            work = on_host()
+            return _HostWork(work, lambda: None, lambda: self._note(key, gives=False)) if outputs else work
         work, part = self._post(kind, inputs, outputs, nbytes)
         if nbytes <= MOST_BYTES:
             self._rendezvous.tell(self._key(part), [values_of(tensor) for tensor in inputs])
@@ -235,11 +258,12 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
             if _numel(values) == tensor.numel():
                 write_values(tensor, values)
 
-    def _meet_on_host(self, kind: str) -> None:
-        """Wait until all ranks have come to a collective of the CPU, where a deadlock is noticed."""
+    def _meet_on_host(self, kind: str) -> str:
+        """Wait until all ranks have come to a collective of the CPU, where a deadlock is noticed; its key."""
         part = self._part(f"{kind} of CPU tensors" if kind != "barrier" else kind, -1, 0, -1)
         self._rendezvous.tell(self._key(part))
         self._rendezvous.hear(self._key(part), self._ranks)
+        return self._key(part)
 
     @contextmanager
     def batched(self, device: torch.device) -> Iterator[None]:
@@ -257,7 +281,9 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Any:
         if tensors[0].device.type == "cpu":
             part = self._part(f"send of CPU tensors, tag {tag}", dst, tensors[0].nbytes, -1)
-            self._rendezvous.tell(f"{self.group_name}/{tag}/{part.rank}-{part.peer}/{part.number}")
+            key = f"{self.group_name}/{tag}/{part.rank}-{part.peer}/{part.number}"
+            self._rendezvous.tell(key)
+            self._note(key, gives=True)
             return self._gloo.send(tensors, dst, tag)
         work, part = self._post("send", tensors, [], tensors[0].nbytes, dst)
         if tensors[0].nbytes <= MOST_BYTES:
@@ -268,7 +294,11 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         if tensors[0].device.type == "cpu":
             part = self._part(f"recv of CPU tensors, tag {tag}", src, tensors[0].nbytes, -1)
             key = f"{self.group_name}/{tag}/{part.peer}-{part.rank}/{part.number}"
-            return _ReceivedOnHost(self._gloo.recv(tensors, src, tag), lambda: self._rendezvous.hear(key, [part.peer]))
+            return _HostWork(
+                self._gloo.recv(tensors, src, tag),
+                lambda: self._rendezvous.hear(key, [part.peer]),
+                lambda: self._note(key, gives=False),
+            )
         work, part = self._post("recv", [], tensors, tensors[0].nbytes, src)
         write_values(tensors[0], None)
         if tensors[0].nbytes <= MOST_BYTES:
@@ -288,8 +318,9 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         return self.allreduce(tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
+        inputs, outputs = (tensors, []) if opts.rootRank == self._me else ([], tensors)
         return self._collective(
-            "broadcast", tensors, tensors, _nbytes(tensors), lambda: self._gloo.broadcast(tensors, opts),
+            "broadcast", inputs, outputs, _nbytes(tensors), lambda: self._gloo.broadcast(tensors, opts),
             lambda heard: heard[opts.rootRank],
         )  # fmt: skip
 
@@ -421,7 +452,7 @@ def _line() -> str:
 
 
 @contextmanager
-def groups_replaced(rendezvous: Rendezvous, parts: list[Part]) -> Iterator[None]:
+def groups_replaced(rendezvous: Rendezvous, parts: list[Part], on_host: list[HostMessage]) -> Iterator[None]:
     """Let ``init_process_group`` and ``new_group`` make such groups in the block, unless the script asks for gloo."""
     module: Any = dist.distributed_c10d
     before: dict[tuple[Any, str], Any] = {}
@@ -461,12 +492,12 @@ def groups_replaced(rendezvous: Rendezvous, parts: list[Part]) -> Iterator[None]
 
         return batch
 
-    def on_host(plain: Any) -> Any:
+    def of_objects(plain: Any) -> Any:
         return lambda *args, **options: plain(*args, **{**options, "device": torch.device("cpu")})
 
     dist.Backend.register_backend(
         NAME,
-        lambda options, _: VirtualGroup(options, rendezvous, parts),
+        lambda options, _: VirtualGroup(options, rendezvous, parts, on_host),
         extended_api=True,
         devices=["cpu", "virtual"],
     )
@@ -474,7 +505,7 @@ def groups_replaced(rendezvous: Rendezvous, parts: list[Part]) -> Iterator[None]
     replace("new_group", grouped)
     replace("batch_isend_irecv", batched)
     for name in ("send_object_list", "recv_object_list", "broadcast_object_list"):
-        replace(name, on_host)
+        replace(name, of_objects)
     replace("_get_object_coll_device", lambda _: lambda group=None: "cpu", (module,))  # noqa: ARG005
     try:
         yield

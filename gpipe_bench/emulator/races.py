@@ -1,10 +1,9 @@
 """The race checker: which accesses to memory no wait orders.
 
-A vector clock per stream counts the records that have run before. An event copies its stream's clock, a wait joins
-it, a synchronisation joins it into the host's clock, and a launch joins the host's into the stream's. Then one access
-happens before another exactly if the other's clock has counted it. Each block keeps, for spans of its bytes, the last
-writes and the reads since then. Two more rules come from the caching allocator, which hands a freed block out again on
-the stream that allocated it, while the streams may still be busy:
+One access happens before another exactly if the other's clock has counted it; :mod:`gpipe_bench.emulator.clocks` has
+the clocks. Each block keeps, for spans of its bytes, the last writes and the reads since then. Two more rules come from
+the caching allocator, which hands a freed block out again on the stream that allocated it, while the streams may still
+be busy:
 
 - An allocation counts as a write on its stream: a kernel that used that memory before may still run there.
 - When a block is freed, every other stream that used it must have been recorded (``record_stream``), or the block's
@@ -16,24 +15,26 @@ to it, and one that is staged through host memory must do the same:
 - Before the sender's half begins, its stream must have waited for what the receiver's stream had been given when the
   host thread last did something else.
 
-Limits: the host counts as one thread, so what its threads do is taken as ordered as it happened, which can hide a race
-and cannot invent one. A tensor with gaps counts as the bytes from its first to its last. Memory of the CPU is seen only
-where a copy reads or writes pinned memory.
+Each rank has memory of its own, so both accesses of a race are of one rank. What orders them may go through others.
+
+Limits: the host of a rank counts as one thread, so what its threads do is taken as ordered as it happened, which can
+hide a race and cannot invent one. A tensor with gaps counts as the bytes from its first to its last. Memory of the CPU
+is seen only where a copy reads or writes pinned memory. Where ranks wait for each other for ever, races are those until
+there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+from gpipe_bench.emulator.clocks import Clocks, HostMessage, Moment, Queue
 from gpipe_bench.machine.trace import HOST, Record
 
-Queue = tuple[int, int]
-Clock = dict[Queue, int]
 ByteRange = tuple[int, int]
 
 _WHOLE: Final = (0, 2**63 - 1)
@@ -62,6 +63,7 @@ class Race:
 
 class _Access(NamedTuple):
     queue: Queue
+    stream: int
     time: int
     record: Record
 
@@ -76,77 +78,76 @@ class _Block:
 
 
 class _Sent(NamedTuple):
-    """The sender's half of a staged copy, with the clock of its stream; the ``number``-th launch of all."""
+    """The sender's half of a staged copy, and when it runs; the ``number``-th launch of all."""
 
     number: int
     access: _Access
-    clock: Clock
+    moment: Moment
 
 
 def find_races(records: Iterable[Record]) -> list[Race]:
-    """All races of a trace, one per pair of accesses."""
-    checker = _Checker()
-    for record in records:
-        if check := getattr(checker, record.kind, None):
-            check(record)
-    return checker.races
+    """All races of the trace of one process, one per pair of accesses."""
+    return find_rank_races([list(records)])
+
+
+def find_rank_races(ranks: Sequence[Sequence[Record]], messages: Sequence[Sequence[HostMessage]] = ()) -> list[Race]:
+    """All races of several ranks, one per pair of accesses, rank by rank.
+
+    Args:
+        ranks: the records of each, as :func:`gpipe_bench.emulator.torchrun.merged` numbers them.
+        messages: of CPU tensors, by rank; they order hosts.
+    """
+    clocks = Clocks(ranks, messages)
+    races: list[Race] = []
+    for records, moments in zip(ranks, clocks.moments, strict=True):
+        checker = _Checker(races)
+        for record, moment in zip(records, moments, strict=True):
+            checker.check(record, moment)
+    return races
 
 
 class _Checker:
-    def __init__(self) -> None:
-        self.races: list[Race] = []
-        self.clocks: dict[Queue, Clock] = {}
-        self.host: Clock = {}
-        # How often the host has synchronised, and what of that a stream has seen.
-        self.host_version = 0
-        self.seen: dict[Queue, int] = {}
-        self.versions: dict[int, Clock] = {}
+    """Goes through the records of a rank in the order of their launch."""
+
+    def __init__(self, races: list[Race]) -> None:
+        self.races = races
         self.blocks: dict[int, _Block] = {}
         # Blocks freed since a stream's last allocation, with uses on other streams for which record_stream is missing.
         self.freed: defaultdict[Queue, list[tuple[int, _Access, Record]]] = defaultdict(list)
         self.transfers = _Transfers()
 
-    def kernel(self, record: Record) -> None:
-        clock = self.launch(record.queue)
-        access = _Access(record.queue, clock[record.queue], record)
-        self.races += self.transfers.launched(access, clock)
+    def check(self, record: Record, moment: Moment | None) -> None:
+        if record.kind == "alloc":
+            self.alloc(record, moment)
+        elif record.kind == "free":
+            self.free(record)
+        elif record.kind == "record_stream":
+            (block,) = record.writes
+            self.of(block, record).recorded.add(record.queue)
+        elif record.kind in {"kernel", "copy", "meet"} and moment:
+            self.work(record, moment)
+
+    def work(self, record: Record, moment: Moment) -> None:
+        reads = _Access(record.queue, moment.stream, moment.read_time, record)
+        writes = reads._replace(time=moment.time)
+        self.races += self.transfers.launched(writes, moment)
         spans = record.spans or (_WHOLE,) * (len(record.reads) + len(record.writes))
         written = tuple(zip(record.writes, spans[len(record.reads) :], strict=True))
         for block, span in zip(record.reads, spans, strict=False):
             # Who writes must wait for whatever who reads must.
             if (block, span) not in written:
-                self.read(block, span, access, clock)
+                self.read(block, span, reads, moment)
         for block, span in written:
-            self.write(block, span, access, clock)
+            self.write(block, span, writes, moment)
 
-    copy = kernel
-    meet = kernel
-
-    def record(self, record: Record) -> None:
-        self.versions[record.version] = dict(self.launch(record.queue))
-
-    def wait(self, record: Record) -> None:
-        _join(self.launch(record.queue), self.versions.get(record.version, {}))
-
-    def sync_stream(self, record: Record) -> None:
-        self.host_joins(self.clocks.get(record.queue, {}))
-
-    def sync_device(self, record: Record) -> None:
-        for queue, clock in self.clocks.items():
-            if queue[0] == record.device:
-                self.host_joins(clock)
-
-    def sync_event(self, record: Record) -> None:
-        self.host_joins(self.versions.get(record.version, {}))
-
-    def alloc(self, record: Record) -> None:
+    def alloc(self, record: Record, moment: Moment | None) -> None:
         (block,) = record.writes
         self.blocks[block] = _Block(record.queue)
-        if record.device != HOST:
-            clock = self.launch(record.queue)
-            self.blocks[block].writes[0, record.nbytes] = _Access(record.queue, clock[record.queue], record)
+        if moment:
+            access = _Access(record.queue, moment.stream, moment.time, record)
+            self.blocks[block].writes[0, record.nbytes] = access
             for freed, use, at in self.freed.pop(record.queue, ()):
-                if clock.get(use.queue, 0) < use.time:
+                if not moment.follows(use.stream, use.time):
                     self.races.append(Race("free", freed, use.record, at))
 
     def free(self, record: Record) -> None:
@@ -158,20 +159,16 @@ class _Checker:
             if queue != known.queue and queue not in known.recorded:
                 self.freed[known.queue].append((block, use, record))
 
-    def record_stream(self, record: Record) -> None:
-        (block,) = record.writes
-        self.of(block, record).recorded.add(record.queue)
-
-    def read(self, block: int, span: ByteRange, access: _Access, clock: Clock) -> None:
+    def read(self, block: int, span: ByteRange, access: _Access, moment: Moment) -> None:
         known = self.of(block, access.record)
-        self.expect("read", block, known.writes.items(), span, access, clock)
+        self.expect("read", block, known.writes.items(), span, access, moment)
         known.reads[access.queue, span] = known.uses[access.queue] = access
 
-    def write(self, block: int, span: ByteRange, access: _Access, clock: Clock) -> None:
+    def write(self, block: int, span: ByteRange, access: _Access, moment: Moment) -> None:
         known = self.of(block, access.record)
-        self.expect("write", block, known.writes.items(), span, access, clock)
+        self.expect("write", block, known.writes.items(), span, access, moment)
         reads = ((other, earlier) for (_, other), earlier in known.reads.items())
-        self.expect("write", block, reads, span, access, clock)
+        self.expect("write", block, reads, span, access, moment)
         known.writes = {other: earlier for other, earlier in known.writes.items() if not _covers(span, other)}
         known.reads = {key: earlier for key, earlier in known.reads.items() if not _covers(span, key[1])}
         known.writes[span] = known.uses[access.queue] = access
@@ -183,11 +180,12 @@ class _Checker:
         before: Iterable[tuple[ByteRange, _Access]],
         span: ByteRange,
         access: _Access,
-        clock: Clock,
+        moment: Moment,
     ) -> None:
         """Those ``before`` that overlap must have been counted by the clock of ``access``."""
         for other, earlier in before:
-            if other[0] < span[1] and span[0] < other[1] and clock.get(earlier.queue, 0) < earlier.time:
+            overlaps = other[0] < span[1] and span[0] < other[1]
+            if overlaps and not moment.follows(earlier.stream, earlier.time, writing=kind == "write"):
                 self.races.append(Race(kind, block, earlier.record, access.record))
 
     def of(self, block: int, record: Record) -> _Block:
@@ -197,28 +195,9 @@ class _Checker:
             known = self.blocks[block] = _Block(record.queue)
         return known
 
-    def launch(self, queue: Queue) -> Clock:
-        """The clock of a stream, for a record that the host launches now."""
-        clock = self.clocks.setdefault(queue, {queue: 0})
-        if self.seen.get(queue, 0) < self.host_version:
-            _join(clock, self.host)
-            self.seen[queue] = self.host_version
-        clock[queue] += 1
-        return clock
-
-    def host_joins(self, clock: Clock) -> None:
-        _join(self.host, clock)
-        self.host_version += 1
-
 
 def _covers(span: ByteRange, other: ByteRange) -> bool:
     return span[0] <= other[0] and other[1] <= span[1]
-
-
-def _join(clock: Clock, other: Clock) -> None:
-    for queue, time in other.items():
-        if clock.get(queue, 0) < time:
-            clock[queue] = time
 
 
 class _Transfers:
@@ -233,13 +212,13 @@ class _Transfers:
         # Streams of sender and receiver, of each half of a staged copy.
         self.pairs: dict[int, tuple[Queue, Queue]] = {}
 
-    def launched(self, access: _Access, clock: Clock) -> list[Race]:
+    def launched(self, access: _Access, moment: Moment) -> list[Race]:
         """The races that an access adds: one if it is the receiver's half and the sender's half did not wait."""
         number, record = self.count, access.record
         self.count += 1
         races = []
         if record.name == "device_to_host":
-            self.staged.update(dict.fromkeys(record.writes, _Sent(number, access, dict(clock))))
+            self.staged.update(dict.fromkeys(record.writes, _Sent(number, access, moment)))
         for block in record.reads if record.name == "host_to_device" else ():
             if block in self.staged:
                 sent = self.staged.pop(block)
@@ -261,6 +240,6 @@ class _Transfers:
         if known == 0 or pair[0] == pair[1]:
             return []
         _, last = given[known - 1]
-        if sent.clock.get(last.queue, 0) >= last.time:
+        if sent.moment.follows(last.stream, last.time):
             return []
         return [Race("transfer", block, last.record, sent.access.record)]

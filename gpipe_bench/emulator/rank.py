@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from gpipe_bench.emulator.clocks import HostMessage
 from gpipe_bench.emulator.cuda_names import cuda_names
 from gpipe_bench.emulator.device_values import keep_values
 from gpipe_bench.emulator.handovers import replaced, seen
@@ -44,6 +45,7 @@ class RankTrace:
         main: the thread of the script.
         stopped: whether it would wait for other ranks for ever.
         lines: row -> line of Python, if races are looked for.
+        on_host: what messages of CPU tensors do to the host.
     """
 
     rows: bytes
@@ -53,6 +55,7 @@ class RankTrace:
     main: int
     stopped: bool
     lines: dict[int, str]
+    on_host: list[HostMessage]
 
 
 def main(out: str, profile_path: str, races: str, script: str, *arguments: str) -> int:
@@ -65,13 +68,14 @@ def main(out: str, profile_path: str, races: str, script: str, *arguments: str) 
     load_shapes(size, profile)
     keep_values()
     parts: list[Part] = []
+    on_host: list[HostMessage] = []
     lines, status, stopped = Lines(), 0, False
     watched: Any = lines.noted() if races == "races" else nullcontext()
     mend_torchvision()
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     changes: list[Any] = [steps_marked(), updates_priced(), replaced(torch, "compile", uncompiled), watched]
-    changes += [cuda_names(profile), groups_replaced(rendezvous, parts)]
+    changes += [cuda_names(profile), groups_replaced(rendezvous, parts, on_host)]
     with recording() as trace, seen(), no_collection(), ExitStack() as stack:
         for change in changes:
             stack.enter_context(change)
@@ -88,7 +92,9 @@ def main(out: str, profile_path: str, races: str, script: str, *arguments: str) 
             sys.stderr.write(f"rank {rank} failed:\n{shown}")
             status = 1
     rendezvous.leave()
-    left = RankTrace(bytes(trace.rows), trace.accesses.tobytes(), trace.names, parts, thread_index(), stopped, lines.of)
+    left = RankTrace(
+        bytes(trace.rows), trace.accesses.tobytes(), trace.names, parts, thread_index(), stopped, lines.of, on_host
+    )
     Path(out).write_bytes(pickle.dumps(left))
     return status
 

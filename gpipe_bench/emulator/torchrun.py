@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpipe_bench.emulator.process_group import Part
-from gpipe_bench.emulator.races import Race, find_races
+from gpipe_bench.emulator.races import Race, find_rank_races
 from gpipe_bench.emulator.rank import RankTrace
 from gpipe_bench.emulator.script import step_ends
 from gpipe_bench.errors import ConfigError, TraceError
@@ -75,7 +75,7 @@ class RanksRun:
         starts: the first row of each rank, and the end.
         step_ends_ns: of each rank, when everything that it had issued until the end of each step had ended.
         hangs: what ranks wait for in vain, a line each; empty if the script ends.
-        races: of each rank.
+        races: accesses that nothing orders, rank by rank, if they were asked for.
         lines: row -> line of Python.
     """
 
@@ -122,7 +122,7 @@ def run_ranks(
         arguments: of the script.
         ranks: how many processes.
         profile: hardware of each device.
-        races: whether to look for accesses that nothing orders, in each rank.
+        races: whether to look for accesses that nothing orders, on any rank.
         host_time: whether launches take the host time.
         hosts: that have the ranks, as many each, host after host.
         network: between hosts: a link, or a name of one in ``machine/networks.yaml`` or the profile.
@@ -157,7 +157,7 @@ def run_ranks(
     ends = [_ends(replayed, part) for part in own]
     mains = np.cumsum([0, *(_threads(rank) for rank in left)])
     steps = [step_ends(records[part], ends[rank], int(mains[rank]) + left[rank].main) for rank, part in enumerate(own)]
-    found = [race for part in own for race in find_races(records[part])] if races else []
+    found = find_rank_races([records[part] for part in own], [rank.on_host for rank in left]) if races else []
     lines = {row + starts[rank]: line for rank, one in enumerate(left) for row, line in one.lines.items()}
     lines |= {part.row: part.line for message in messages for part in message.parts}
     return RanksRun(records, replayed, starts, steps, [*wrong, *hangs], found, lines)

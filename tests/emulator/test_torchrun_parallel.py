@@ -135,8 +135,9 @@ def collectives(found):
 
 
 def test_ddp_reduces_all_gradients_and_keeps_those_of_small_parameters(tmp_path):
-    found = run(tmp_path, DATA_PARALLEL)
+    found = run(tmp_path, DATA_PARALLEL, races=True)
     assert not found.hangs
+    assert not found.races
     assert len(found.step_times_ms) == 2
     counts, nbytes = collectives(found)
     # Two buckets, as the first one holds a MiB; and which parameters were used.
@@ -146,8 +147,9 @@ def test_ddp_reduces_all_gradients_and_keeps_those_of_small_parameters(tmp_path)
 
 
 def test_fsdp_gathers_and_scatters_each_layer_and_a_checkpoint_comes_back(tmp_path):
-    found = run(tmp_path, SHARDED, str(tmp_path / "checkpoint"))
+    found = run(tmp_path, SHARDED, str(tmp_path / "checkpoint"), races=True)
     assert not found.hangs
+    assert not found.races
     counts, _ = collectives(found)
     # Layer 1 stays gathered between its passes, as it is the last; a norm of the gradients is summed up.
     assert counts["reduce_scatter"] == 2

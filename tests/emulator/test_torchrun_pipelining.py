@@ -41,7 +41,7 @@ def both(name, ranks, profile, folder):
 
     actions = str(folder / "list.csv")
     options = [] if name in ONE_STAGE else ["--list", actions]
-    run = run_ranks(PIPELINE, ["--schedule", name, *options], ranks=ranks, profile=profile, races=False, host_time=True)
+    run = run_ranks(PIPELINE, ["--schedule", name, *options], ranks=ranks, profile=profile, races=True, host_time=True)
     stages = ranks if name in ONE_STAGE else 2 * ranks
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
@@ -83,7 +83,13 @@ def test_pytorchs_1f1b_on_four_ranks_agrees_with_the_simulator(one_f_one_b):
 )
 def test_pytorchs_schedules_agree_with_the_simulator(tmp_path, name, ranks):
     run, step = both(name, ranks, H100, tmp_path)
+    assert run.races == []
     assert run.step_times_ms[-1] == pytest.approx(step.step_time_ms, rel=0.002)
+
+
+def test_pytorchs_1f1b_has_no_race_over_ranks(one_f_one_b):
+    run, _ = one_f_one_b
+    assert run.races == []
 
 
 def test_the_memory_of_each_rank_is_explained_to_the_byte(one_f_one_b):
@@ -113,4 +119,5 @@ def test_the_memory_of_each_rank_is_explained_to_the_byte(one_f_one_b):
 @pytest.mark.parametrize("name", [slow("GPipe"), slow("LoopedBFS")])
 def test_schedules_whose_messages_show_agree_where_links_take_no_time(tmp_path, name):
     run, step = both(name, 4, FREE, tmp_path)
+    assert run.races == []
     assert run.step_times_ms[-1] == pytest.approx(step.step_time_ms, rel=0.002)
