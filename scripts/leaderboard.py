@@ -1,9 +1,9 @@
-"""The table of docs/leaderboard.md: the fastest measured run of each network on each machine."""
+"""The tables of docs/leaderboard.md and docs/leaderboard.csv: the fastest measured runs of each network and machine."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -16,10 +16,13 @@ from gpipe_bench.results.rows import TINY, PeerRow, Row
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import companion_path, header_of, read_records, read_text
 
+CSV: Final = "docs/leaderboard.csv"
 HEADER: Final = (
-    *("machine", "network", "devices x partitions", "run as", "batch / m", "samples/s", "repeats", "PyTorch"),
-    "rows",
+    *("machine", "network", "devices", "partitions", "run_as", "batch_size", "chunks", "samples_per_s", "repeats"),
+    *("torch", "rows"),
 )
+"""Columns of a line of :func:`leaders`, and of the CSV."""
+SHOWN_HEADER: Final = ("machine", "network", "partitions", "run as", "batch / m", "samples/s", "repeats")
 _MEASURED: Final = REFERENCE_FOLDER / "measured"
 _LOOPS: Final = ("plain", "loop")
 """What contenders of the race are called that are no pipeline."""
@@ -50,17 +53,40 @@ def leaders(folder: Path = _MEASURED) -> list[list[str]]:
         machine, model, arguments, devices, partitions = board
         how, own = max(groups[board].items(), key=lambda setting: median(_speeds(setting[1])))
         name, label, checkpoint, batch, chunks, processes, precision, *_ = how
-        words = label if checkpoint == "never" else f"{label}, `{checkpoint}`"
+        words = label if checkpoint == "never" else f"{label}, {checkpoint}"
         words += f", {processes} processes" if processes and processes > 1 else ""
         words += f", {precision}" if precision not in {"", "float32"} else ""
         speeds = _speeds(own)
-        repeats = str(own[0].rounds) if isinstance(own[0], PeerRow) else str(len(own))
-        link = f"[{name}](../results/reference/measured/{machine}/{name})"
-        network = f"`{Path(model.partition(':')[0]).stem}` {' '.join(arguments.split(';')[:_SHOWN])}"
-        speed = f"{median(speeds):.1f}"
-        line = [machine, network, f"{devices} x {partitions}", words, f"{batch} / {chunks}", speed, repeats]
-        lines.append([*line, own[0].torch.partition("+")[0], link])
+        repeats = own[0].rounds if isinstance(own[0], PeerRow) else len(own)
+        network = f"{Path(model.partition(':')[0]).stem} {' '.join(arguments.split(';')[:_SHOWN])}"
+        speed, torch = f"{median(speeds):.1f}", own[0].torch.partition("+")[0]
+        line = [machine, network, devices, partitions, words, batch, chunks, speed, repeats, torch]
+        lines.append([*map(str, line), f"results/reference/measured/{machine}/{name}"])
     return lines
+
+
+def leaders_csv() -> str:
+    """The file that the page links: all lines of :func:`leaders`."""
+    import pandas as pd
+
+    return pd.DataFrame(leaders(), columns=list(HEADER)).to_csv(index=False, lineterminator="\n")
+
+
+def shown(lines: Iterable[list[str]]) -> list[list[str]]:
+    """The line of each machine and network with the highest throughput, as the page shows it."""
+    best: dict[tuple[str, str], dict[str, str]] = {}
+    for line in lines:
+        one = dict(zip(HEADER, line, strict=True))
+        other = best.setdefault((one["machine"], one["network"]), one)
+        if float(one["samples_per_s"]) > float(other["samples_per_s"]):
+            best[one["machine"], one["network"]] = one
+    return [
+        [
+            *(f"[{one['machine']}](../{one['rows']})", one["network"], one["partitions"], one["run_as"]),
+            *(f"{one['batch_size']} / {one['chunks']}", one["samples_per_s"], one["repeats"]),
+        ]
+        for one in best.values()
+    ]
 
 
 def _rows(folder: Path) -> Iterator[tuple[Path, Row | PeerRow]]:
@@ -95,7 +121,7 @@ def _how(row: Row | PeerRow) -> str:
     if isinstance(row, PeerRow):
         return f"{row.contender} ({row.package})" if row.package != _OWN else row.contender
     label = run_as(row) or row.source.rpartition(": ")[2]
-    return f"{label} `{row.variant}`" if label == PAPER else label
+    return f"{label} {row.variant}" if label == PAPER else label
 
 
 def _speeds(rows: list[Row | PeerRow]) -> list[float]:

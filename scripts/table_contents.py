@@ -11,7 +11,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any, Final
 
 from gpipe_bench.components import PUBLISHED
-from gpipe_bench.figures.text import listing, significant
+from gpipe_bench.figures.text import listing
 from gpipe_bench.results.outcomes import THROUGHPUT, group_rows
 from gpipe_bench.results.rows import TINY, Row
 from gpipe_bench.results.tables import plain_records, read_table
@@ -19,7 +19,7 @@ from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing
 from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
 from gpipe_bench.suite.published.measured import DEVICE_BOUND, measured_steps
 from gpipe_bench.suite.published.measured import TABLES as MEASURED
-from scripts.leaderboard import HEADER, leaders
+from scripts.leaderboard import SHOWN_HEADER, leaders, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,16 +71,15 @@ Record = Mapping[str, Any]
 Place = tuple[str, int, int]
 
 
-def cells_table(*tables: str) -> str:
-    """Published and simulated values: a line per row of ``tables``, columns per metric."""
+def cells_table(table: str) -> str:
+    """Published and simulated values: a line per row of ``table``, columns per metric."""
     chosen = _predictions()
-    chosen = chosen[chosen["table"].isin(tables)]
+    chosen = chosen[chosen["table"] == table]
     metrics = chosen["metric"].unique()
     lines = []
-    for (table, experiment), own in chosen.groupby(["table", "experiment"], sort=False):
+    for experiment, own in chosen.groupby("experiment", sort=False):
         cells = {cell["metric"]: cell for cell in plain_records(own)}
-        name = f"`{experiment}`" if len(tables) == 1 else f"`{table}` `{experiment}`"
-        lines.append([name, *(word for metric in metrics for word in _pair(cells.get(metric)))])
+        lines.append([f"`{experiment}`", *(word for metric in metrics for word in _pair(cells[metric]))])
     kinds = ("published", "simulated")
     return markdown(["benchmark", *(f"{_NAMES[metric]}, {kind}" for metric in metrics for kind in kinds)], lines)
 
@@ -189,50 +188,37 @@ def sides_table(places: Sequence[Place], sides: Mapping[str, Callable[[Record], 
 
 
 def schedule_sides(rows: pd.DataFrame, places: Sequence[Place], sides: Mapping[str, Callable[[Record], bool]]) -> str:
-    """A line per place and side, a column per schedule; below, what is the fastest on each side of a place.
+    """A line per place: what is the fastest on each side, and how schedules with two partitions per device do there.
 
     Args:
         rows: of schedules.
         places: network, devices and micro-batches.
         sides: which rows there are, by words such as "in bfloat16".
     """
-    found: dict[tuple[Place, str], dict[str, float]] = {(place, side): {} for place in places for side in sides}
+    found: dict[Place, dict[str, dict[str, float]]] = {place: {side: {} for side in sides} for place in places}
     for row in plain_records(rows[rows["status"] == "ok"]):
         place = row["model"], device_count(row["schedule"], row["partitions"]), row["chunks"]
         for side, fits in sides.items():
             if place in places and fits(row):
-                found[place, side][row["schedule"]] = row[THROUGHPUT]
-    names = [name for name in SCHEDULES if name != "1f1b"]
+                found[place][side][row["schedule"]] = row[THROUGHPUT]
     lines = []
-    for ((model, p, m), side), speeds in found.items():
-        base = significant(speeds["1f1b"]) if speeds else "-"
-        lines.append([f"{model}, p = {p}, m = {m}, {side}", base, *(_over(name, speeds) for name in names)])
-    header = ["network", "samples/s of `1f1b`", *(f"`{name}`" for name in names)]
-    turns = [_turn(place, {side: found[place, side] for side in sides}) for place in places]
-    return "\n".join([markdown(header, lines), *filter(None, turns)])
+    for (model, p, m), own in found.items():
+        words = [word for side in own.values() for word in (_fastest(side), _beaten_by_two(side))]
+        lines.append([f"{model}, p = {p}, m = {m}", *words])
+    header = [f"{what} {side}" for side in sides for what in ("fastest", "two per device")]
+    return markdown(["network", *header], lines)
 
 
-def _over(name: str, speeds: Mapping[str, float]) -> str:
-    """The throughput of a schedule over that of 1F1B; the fastest is bold."""
-    if name not in speeds:
-        return "-"
-    text = f"{speeds[name] / speeds['1f1b']:.2f}"
-    return f"**{text}**" if speeds[name] == max(speeds.values()) else text
+def _fastest(speeds: Mapping[str, float]) -> str:
+    """The fastest schedules, with their throughput over that of 1F1B."""
+    most = max(speeds.values())
+    return f"{listing([f'`{name}`' for name in speeds if speeds[name] == most])} ({most / speeds['1f1b']:.2f})"
 
 
-def _turn(place: Place, sides: Mapping[str, Mapping[str, float]]) -> str:
-    """What is the fastest on each side, and how many schedules with two partitions per device are faster than 1F1B."""
-    if not all(sides.values()):
-        return ""
-    words = []
-    for side, speeds in sides.items():
-        best = listing([f"`{name}`" for name in speeds if speeds[name] == max(speeds.values())])
-        beat = sum(speeds.get(name, 0.0) > speeds["1f1b"] for name in TWO_PER_DEVICE)
-        words.append(f"{side} the fastest is {best}, and {beat} of the {len(TWO_PER_DEVICE)}")
-    return (
-        f"- {place[0]} on {place[1]} devices, m = {place[2]}: {words[0]} schedules with two partitions per device are "
-        f"faster than `1f1b`; {words[1]} are."
-    )
+def _beaten_by_two(speeds: Mapping[str, float]) -> str:
+    """How many of the schedules with two partitions per device are faster than 1F1B."""
+    two = [speeds[name] for name in TWO_PER_DEVICE if name in speeds]
+    return f"{sum(speed > speeds['1f1b'] for speed in two)} of {len(two)}"
 
 
 def _is(precision: str, *, overlap: bool = True) -> Callable[[Record], bool]:
@@ -478,14 +464,12 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "residuals": residuals_table,
     "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
-    "speed": partial(cells_table, "unet-speed", "amoebanet-d-speed", "resnet101-speed"),
-    "unet-memory": partial(cells_table, "unet-memory"),
-    "amoebanet-d-memory": partial(cells_table, "amoebanet-d-memory"),
+    "resnet-speed": partial(cells_table, "resnet101-speed"),
     "peers": partial(peers_table, _RACE, _CONTENDERS),
     "peers-host": host_table,
     "peers-processes": partial(peers_table, _RACE_OF_PROCESSES, _PROCESSES),
     "peers-emulated": emulated_peers_table,
-    "leaderboard": lambda: markdown(HEADER, leaders()),
+    "leaderboard": lambda: markdown(SHOWN_HEADER, shown(leaders())),
 }
 """Makes each table from the reference results."""
 
@@ -535,19 +519,13 @@ def _ratio(row: Record) -> str:
     return f"{row['ratio']:.2f} ({row['ratio_low']:.2f}-{row['ratio_high']:.2f})"
 
 
-def _pair(cell: Record | None) -> list[str]:
-    """Published and simulated value of a cell, the error with the latter; nothing where it does not exist."""
-    if cell is None:
-        return ["", ""]
+def _pair(cell: Record) -> list[str]:
+    """Published and simulated value of a cell, and the error with the latter."""
     share = cell["metric"].endswith("_fraction")
     words = [_value(cell[kind], share=share) for kind in ("published", "simulated")]
-    if cell["error_fraction"] is not None:
-        fitted = ", fitted" if cell["role"] == "fitted" else ""
-        words[1] += f" ({cell['error_fraction']:+.1%}{fitted})"
-    return words
+    fitted = ", fitted" if cell["role"] == "fitted" else ""
+    return [words[0], f"{words[1]} ({cell['error_fraction']:+.1%}{fitted})"]
 
 
-def _value(value: float | None, *, share: bool) -> str:
-    if value is None:
-        return "out of memory"
+def _value(value: float, *, share: bool) -> str:
     return f"{value:.0%}" if share else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

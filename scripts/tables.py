@@ -1,4 +1,4 @@
-"""Write the tables of README and docs from the reference results, and the pages of columns and of the API.
+"""Write the tables of README and docs from the reference results, the leaderboard, pages of columns and API.
 
     python -m scripts.tables            write them into their pages
     python -m scripts.tables --check    exit status 1 where they are not what the results give
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from scripts import api, columns
+from scripts import api, columns, leaderboard
 from scripts.table_contents import ROOT, TABLES
 
 PAGES: Final = (
@@ -51,7 +51,8 @@ def rendered(pages: Mapping[str, str]) -> dict[str, str]:
 
 def read_pages() -> dict[str, str]:
     """The pages with tables as they are now, and the generated ones that there are."""
-    pages = [*(ROOT / page for page in (*PAGES, columns.PAGE)), *sorted((ROOT / api.FOLDER).glob("*.md"))]
+    names = (*PAGES, columns.PAGE, leaderboard.CSV)
+    pages = [*(ROOT / name for name in names), *sorted((ROOT / api.FOLDER).glob("*.md"))]
     return {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in pages if page.is_file()}
 
 
@@ -61,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"option must be --check or none, got {unknown[0]}", file=sys.stderr)
         return 2
     pages = read_pages()
-    wanted = {**rendered(pages), columns.PAGE: columns.page(), **api.pages()}
+    whole = {columns.PAGE: columns.page(), leaderboard.CSV: leaderboard.leaders_csv(), **api.pages()}
+    wanted = {**rendered(pages), **whole}
     changed = [page for page in wanted if pages.get(page) != wanted[page]]
     if not changed:
         print(f"{', '.join(wanted)}: tables are those of results/reference")
