@@ -56,6 +56,29 @@ def test_a_line_is_its_row(cells, line):
     assert row["dirty"] == "False"
 
 
+def test_the_summary_is_what_the_rows_say(cells):
+    speeds = {}
+    for row, _ in cells.values():
+        kind = (row["evidence"], row["profile"], row["precision"] or "float32", row["steps_overlap"] or "True")
+        if kind == ("simulated", "h100", "float32", "True") and row["status"] == "ok":
+            place = row["model"], row["device_count"], row["chunks"], row["checkpoint"]
+            speeds.setdefault(place, {})[row["schedule"]] = float(row["throughput_samples_per_s"])
+
+    def over_the_fastest(schedule, model, devices, chunks, checkpoint="never"):
+        own = speeds[model, devices, chunks, checkpoint]
+        return own[schedule] / max(own.values())
+
+    for model in ("vit", "unet", "gpt2-xl"):
+        assert all(over_the_fastest("zb_v", model, "8", chunks) > 0.98 for chunks in ("16", "64"))
+        own = [speeds[model, "8", chunks, "never"] for chunks in ("16", "64")]
+        assert all(speed["v_half"] > speed["1f1b"] for speed in own)
+    for model in ("vit", "gpt2-xl"):
+        assert all(over_the_fastest("zb_h2", model, devices, "64") > 0.99 for devices in ("16", "32"))
+    for checkpoint in ("never", "always", "except_last"):
+        assert all(over_the_fastest("zb_h1", "gpt2", "8", chunks, checkpoint) > 0.9999 for chunks in ("16", "64"))
+        assert over_the_fastest("1f1b", "amoebanet-d", "8", "64", checkpoint) > 0.9999
+
+
 def test_how_many_cells_do_not_fit_the_memory(cells):
     simulated = [row for row, _ in cells.values() if row["evidence"] == "simulated"]
     failed = sum(row["status"] == "oom" for row in simulated)
