@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096, help="width of a layer, and rows of a micro-batch")
     parser.add_argument("--layers", type=int, default=32, help="layers of all stages")
     parser.add_argument(
-        "--list", default="", help="CSV file for the schedule's list of actions, if it has several stages"
+        "--list", default="", help="CSV file for the actions and messages of the schedule, if it has several stages"
     )
     given = parser.parse_args()
     dist.init_process_group("nccl")
@@ -44,7 +44,7 @@ def main() -> None:
     stages = [PipelineStage(module, number, count, device) for module, number in zip(modules, own, strict=True)]
     schedule = kind(stages[0] if single else stages, given.chunks, loss_fn=nn.functional.mse_loss)
     if given.list and rank == 0:
-        schedule._dump_csv(given.list, format="compute_only")  # noqa: SLF001 - PyTorch has no public name for it
+        schedule._dump_csv(given.list, format="compute_comms")  # noqa: SLF001 - PyTorch has no public name for it
     optimizer = torch.optim.SGD(modules.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()

@@ -11,7 +11,17 @@ from gpipe_bench.cli.options import tell
 from gpipe_bench.cli.schedule_source import Devices, Microbatches, PerDevice, Source, schedule_of
 from gpipe_bench.errors import ScheduleError
 from gpipe_bench.results.tables import lines_text
-from gpipe_bench.schedules import CHANNELS, Durations, derived, drawn, read_messages, stuck, timing, to_csv
+from gpipe_bench.schedules import (
+    CHANNELS,
+    Durations,
+    derived,
+    drawn,
+    read_messages,
+    stuck,
+    timing,
+    to_csv,
+    with_messages,
+)
 from gpipe_bench.schedules import check as checked
 from gpipe_bench.schedules.progress import assumptions
 from gpipe_bench.schedules.table import SCHEDULES
@@ -114,15 +124,22 @@ def time(  # noqa: PLR0917 - options, which have names on the command line
 
 
 @app.command("write")
-def write(
+def write(  # noqa: PLR0917 - options, which have names on the command line
     source: Source,
     out: Annotated[Path, typer.Option(help="CSV file, in the form that torch.distributed.pipelining reads.")],
     devices: Devices = 4,
     microbatches: Microbatches = 8,
     per_device: PerDevice = 2,
+    messages: Annotated[
+        bool,
+        typer.Option(
+            help="Add a RECV before and a SEND after each action, as PyTorch's GPipe has them.", show_default=False
+        ),
+    ] = False,
 ) -> None:
     """Write a schedule as CSV, to change it, or to train with it in PyTorch, torchtitan or NeMo Automodel."""
-    write_files({out: to_csv(checked(schedule_of(source, devices, microbatches, per_device)).schedule)})
+    schedule = checked(schedule_of(source, devices, microbatches, per_device)).schedule
+    write_files({out: to_csv(with_messages(schedule) if messages else schedule)})
     typer.echo(f"wrote {out}")
 
 

@@ -131,13 +131,18 @@ static Time passed(const Replay *replay, int64_t row)
     return time;
 }
 
+/* When a row ran; the parts of a message run together. */
+static const Record *ran(const Replay *replay, int64_t row)
+{
+    uint32_t first = replay->first_of[replay->input->rows[row].meeting];
+    return &replay->clock.records.items[replay->turn[row] && first != NONE ? first : row];
+}
+
 void replay_times(const Replay *replay, const ReplayTimes *times)
 {
     Time last = 0;
     for (int64_t row = 0; row < replay->input->count; row++) {
-        const Record *record = &replay->clock.records.items[row];
-        if (replay->input->rows[row].kind == ROW_meet && replay->turn[row])
-            record = &replay->clock.records.items[replay->first_of[replay->input->rows[row].meeting]];
+        const Record *record = ran(replay, row);
         Time begin = record->start, end = record->end;
         last = end > last ? end : last;
         if (replay->input->rows[row].kind == ROW_record)
@@ -157,14 +162,14 @@ void replay_tasks(const Replay *replay, const TaskTimes *times)
         times->issue[task] = times->start[task] = times->end[task] = times->turn[task] = UNKNOWN;
     for (int64_t row = 0; row < replay->input->count; row++) {
         int64_t task = replay->input->rows[row].task - 1;
-        const Record *record = &replay->clock.records.items[row];
+        const Record *record = ran(replay, row);
         if (task < 0 || record->start < 0)
             continue;
         if (times->start[task] < 0 || record->start < times->start[task])
             times->start[task] = record->start;
         if (times->turn[task] < 0 || replay->turn[row] < times->turn[task]) {
             times->turn[task] = replay->turn[row];
-            times->issue[task] = record->issue;
+            times->issue[task] = replay->clock.records.items[row].issue;
         }
         if (record->end > times->end[task])
             times->end[task] = record->end;

@@ -205,6 +205,7 @@ static bool meet(Replay *replay, uint32_t thread, uint32_t number)
         replay->meeting[row->meeting] = stream_meet(&replay->clock, (uint32_t)row->parts, number);
     }
     stream_join(&replay->clock, replay->meeting[row->meeting], stream, &order);
+    issued(replay, thread, row);
     return row->launches && thread_busy(&replay->clock, thread, stream, host_ns);
 }
 

@@ -12,11 +12,11 @@ A schedule of one's own is a list of ``(kind, micro-batch, partition)`` for each
 
 from __future__ import annotations
 
-from gpipe_bench.schedules.actions import KINDS, Action, Schedule, with_recomputation
+from gpipe_bench.schedules.actions import KINDS, Action, MessageEnd, Schedule, with_recomputation
 from gpipe_bench.schedules.check import Facts, check
 from gpipe_bench.schedules.memory import Held, in_flight, memory
 from gpipe_bench.schedules.message_lists import derived, read_messages
-from gpipe_bench.schedules.messages import Message
+from gpipe_bench.schedules.messages import Message, with_messages
 from gpipe_bench.schedules.moves import exchanged, moved, reach
 from gpipe_bench.schedules.order import merged_order
 from gpipe_bench.schedules.progress import CHANNELS, stuck
@@ -34,6 +34,7 @@ __all__ = [
     "Facts",
     "Held",
     "Message",
+    "MessageEnd",
     "Schedule",
     "Timing",
     "check",
@@ -52,5 +53,6 @@ __all__ = [
     "stuck",
     "timing",
     "to_csv",
+    "with_messages",
     "with_recomputation",
 ]

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, islice, pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 KINDS: Final = ("F", "R", "B", "I", "W")
 """Kinds of actions: forward, recomputation, backward, and the halves of a backward: of the inputs, of the weights."""
@@ -36,6 +36,31 @@ class Action(NamedTuple):
         return f"{self.kind}({self.i},{self.j})"
 
 
+_Listed = TypeVar("_Listed", bound="Action | MessageEnd")
+
+
+class MessageEnd(NamedTuple):
+    """One end of a message, where a list puts it: a SEND or a RECV of PyTorch's lists."""
+
+    sends: bool
+    """Whether this is the send, or else the receive."""
+    way: str
+    """``F``, an activation, or ``B``, a gradient."""
+    i: int
+    """Micro-batch."""
+    j: int
+    """Partition of this end."""
+
+    @property
+    def other(self) -> MessageEnd:
+        """The other end."""
+        step = 1 if self.sends == (self.way == "F") else -1
+        return MessageEnd(not self.sends, self.way, self.i, self.j + step)
+
+    def __str__(self) -> str:
+        return f"{self.j}{'SEND' if self.sends else 'RECV'}_{self.way}{self.i}"
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The actions of all devices.
@@ -43,10 +68,13 @@ class Schedule:
     Attributes:
         devices: for each device its actions, in order.
         pairs: the actions that are meant to overlap the next one of their device.
+        messages: for each device the same actions, with the ends of messages where it begins them; empty: a runtime
+            decides. Simulations keep to it, and this project's runtimes do not.
     """
 
     devices: tuple[tuple[Action, ...], ...]
     pairs: frozenset[Action] = frozenset()
+    messages: tuple[tuple[Action | MessageEnd, ...], ...] = ()
 
     @classmethod
     def of(cls, devices: Iterable[Iterable[tuple[str, int, int]]], pairs: Iterable[Action] = ()) -> Schedule:
@@ -103,8 +131,8 @@ def _action(given: object) -> Action:
     raise TypeError(f"an action must be (kind, micro-batch, partition), got {given!r}; write one as ('F', 0, 1)")
 
 
-def in_pairs(row: Iterable[Action], pairs: Container[Action]) -> Iterator[tuple[Action, ...]]:
-    """The actions of a device, one by one; the first of a pair comes together with the next one."""
+def in_pairs(row: Iterable[_Listed], pairs: Container[object]) -> Iterator[tuple[_Listed, ...]]:
+    """What a device does, one by one; the first of a pair comes together with the next one."""
     actions = iter(row)
     for action in actions:
         yield (action, *islice(actions, 1)) if action in pairs else (action,)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from gpipe_bench.errors import ScheduleError
-from gpipe_bench.schedules.actions import KINDS, Action, Schedule
+from gpipe_bench.schedules.actions import KINDS, Action, MessageEnd, Schedule, needs
 from gpipe_bench.schedules.memory import in_flight
 from gpipe_bench.schedules.messages import Channel, Message, Skips, channels
 from gpipe_bench.schedules.order import merged_order
@@ -73,7 +73,9 @@ def check(schedule: Schedule | Iterable[Iterable[tuple[str, int, int]]], skips: 
     if not isinstance(schedule, Schedule):
         schedule = Schedule.of(schedule)
     m, n = schedule.microbatches, schedule.partitions
-    wrong = chain(_incomplete(schedule), _scattered(schedule), _disordered(schedule), _misled(skips, n))
+    wrong = chain(
+        _incomplete(schedule), _scattered(schedule), _disordered(schedule), _misplaced(schedule), _misled(skips, n)
+    )
     if problems := [*islice(_malformed(schedule), _NAMED)] or [*islice(wrong, _NAMED)]:
         raise ScheduleError(problems)
     order = tuple(merged_order(schedule))
@@ -133,6 +135,30 @@ def _disordered(schedule: Schedule) -> Iterator[str]:
             later = [place.get(Action(other, i, j), -1) for other in "BI"]
             if kind == "R" and place[action] > max(later):
                 yield f"{action} must come before the backward pass that it is for, got it later; move it"
+
+
+def _misplaced(schedule: Schedule) -> Iterator[str]:
+    """Ends of messages that a list with messages lacks or has twice, or has on the wrong side of an action."""
+    placement, rows = schedule.placement, schedule.messages
+    place = {one: (device, k) for device, row in enumerate(rows) for k, one in enumerate(row)}
+    wanted: set[MessageEnd] = set()
+    for action in schedule if rows else ():
+        # The last group is what comes from another partition, if anything does.
+        giver = next((one for some in needs(action, schedule.partitions)[-1:] for one in some if one in place), action)
+        if placement[giver.j] == placement[action.j]:
+            continue
+        received = MessageEnd(False, "F" if action.kind == "F" else "B", action.i, action.j)
+        wanted |= {received, received.other}
+        for first, second in ((giver, received.other), (received, action)):
+            (device, k), (other, later) = place.get(first, (0, 0)), place.get(second, (0, 0))
+            if first in place and second in place and (device != other or k > later):
+                yield f"{first} must come before {second}, got it later or on another device; move it"
+    counts = Counter(one for row in rows for one in row if isinstance(one, MessageEnd))
+    for end in sorted(wanted - counts.keys()):
+        yield f"a list with messages must have both ends of each, got no {end}; add it, or leave out all SEND and RECV"
+    for end, count in counts.items():
+        if count > 1 or end not in wanted:
+            yield f"a message must be sent and received once, if it leaves its device, got {end}; drop it"
 
 
 def _unordered(channels: Mapping[tuple[int, int], Channel]) -> Iterator[str]:

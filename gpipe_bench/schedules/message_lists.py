@@ -22,7 +22,7 @@ from gpipe_bench.errors import ScheduleError
 from gpipe_bench.schedules.actions import Schedule
 from gpipe_bench.schedules.messages import Message, Skips, channels, sent, taken
 from gpipe_bench.schedules.progress import P2P, Begin, Step, Wait
-from gpipe_bench.schedules.torch_csv import actions_of, read_csv
+from gpipe_bench.schedules.torch_csv import actions_of, read_csv, to_csv
 
 _LOWERED: Final = re.compile(r"(\d{1,9})(SEND|RECV)_([FB])(\d{1,9})")
 _COLLECTIVE: Final = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)\d{0,9}")
@@ -57,11 +57,13 @@ def read_messages(text: str, skips: Skips = (), *, blocking: bool = False) -> li
 
 
 def derived(schedule: Schedule, skips: Skips = ()) -> list[list[Step]]:
-    """What the runtime of :class:`gpipe_bench.distributed.Pipe` sends and receives for a schedule.
+    """What the runtime of :class:`gpipe_bench.distributed.Pipe` sends and receives for a schedule without messages.
 
     It begins a send when its action has ended, and does not wait for it. Before an action it receives what the sender
-    has sent until then, one message after the other.
+    has sent until then, one message after the other. Of a schedule with messages, those are what there is.
     """
+    if schedule.messages:
+        return _lowered([line.split(",") for line in to_csv(schedule).splitlines()], blocking=False)
     placement = schedule.placement
     between = channels(schedule, skips)
     lists: list[list[Step]] = []

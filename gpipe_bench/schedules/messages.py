@@ -12,11 +12,11 @@ Gradients go back along the chain, and each partition adds its own: this is the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gpipe_bench.schedules.actions import Action, Schedule
+from gpipe_bench.schedules.actions import Action, MessageEnd, Schedule, in_pairs
 
 Skips = Sequence[tuple[int, ...]]
 """For each skip the partition that stashes it, then those that read it, in order."""
@@ -75,6 +75,31 @@ def sent(action: Action, placement: Sequence[int], skips: Skips) -> list[Message
         ends = [(k, chain[chain.index(j) - 1]) for k, chain in enumerate(_chains(skips)) if j in chain[1:]]
         return own + [Message("B", i, end, k) for k, end in ends]
     return []
+
+
+def with_messages(schedule: Schedule) -> Schedule:
+    """The schedule with its messages where PyTorch's ``ScheduleGPipe`` has them.
+
+    Each is received right before the action that takes it, and sent right after the action that gives it. Those of a
+    pair are received before both, and sent after both, as in PyTorch's ``ScheduleDualPipeV``.
+    """
+    placement = schedule.placement
+    rows: list[tuple[Action | MessageEnd, ...]] = []
+    for row in schedule.devices:
+        listed: list[Action | MessageEnd] = []
+        for actions in in_pairs(row, schedule.pairs):
+            listed += _ends((one for action in actions for one in taken(action, placement, ())), placement)
+            listed += actions
+            given = _ends((one for action in actions for one in sent(action, placement, ())), placement)
+            listed += [end.other for end in given]
+        rows.append(tuple(listed))
+    return replace(schedule, messages=tuple(rows))
+
+
+def _ends(messages: Iterable[Message], placement: Sequence[int]) -> list[MessageEnd]:
+    """Where messages are received, if they leave their device."""
+    ends = [MessageEnd(False, way, i, j) for way, i, j, _ in messages]
+    return [end for end in ends if placement[end.j] != placement[end.other.j]]
 
 
 def _chains(skips: Skips) -> Iterator[tuple[int, ...]]:

@@ -23,7 +23,7 @@ from gpipe_bench.errors import ConfigError, OutOfMemory, ScheduleError
 from gpipe_bench.machine.networks import NETWORK, machine_of
 from gpipe_bench.machine.profile import HardwareMachine, Link, Profile, load_profile
 from gpipe_bench.models.measured import assumptions, have_memory
-from gpipe_bench.schedules import Schedule, check
+from gpipe_bench.schedules import Schedule, check, derived, stuck
 from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.simulator.steps.run import Settings, Steps, step_events, step_uses
 from gpipe_bench.simulator.steps.settings import check_devices, chosen_schedule, enough_steps
@@ -189,11 +189,23 @@ def _scheduled(settings: Settings, given: str | Schedule, m: int, n: int) -> tup
         few = min(m, 2) if isinstance(given, str) and not is_schedule_file(given) else m
         chosen = chosen_schedule(given, few, n, settings.devices)
         check_devices(chosen.placement, settings.devices or chosen.placement)
+        if chosen.messages:
+            _check_messages(chosen, settings)
     except ScheduleError:
         raise
     except ValueError as error:
         raise ConfigError([str(error)]) from error
     return replace(settings, schedule=given, devices=settings.devices or chosen.placement), chosen.splits
+
+
+def _check_messages(schedule: Schedule, settings: Settings) -> None:
+    """Refuse a list whose own messages wait for each other for ever, as they share a stream, or cannot be simulated."""
+    if lines := stuck(derived(schedule), "pair"):
+        rule = "messages of two ranks must be sent in the order in which they are received"
+        raise ScheduleError([f"{rule}, got a list that is stuck, {'; '.join(lines)}; move SEND or RECV"])
+    if settings.transfer != "direct":
+        got = f"{settings.transfer!r} with SEND and RECV in the schedule"
+        raise ConfigError([f"transfer must be 'direct', got {got}; leave them out of the list"])
 
 
 def _check_module(model: AnyModel) -> None:

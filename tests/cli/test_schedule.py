@@ -56,6 +56,8 @@ def test_skips_may_make_messages_cross(call):
 
 def test_a_file_is_read_as_it_was_written(call, tmp_path):
     file = tmp_path / "own.csv"
+    assert call("write", "gpipe", "--microbatches", 1, "--devices", 2, "--messages", "--out", file)[0] == 0
+    assert file.read_text() == "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
     assert call("write", "interleaved", "--per-device", 3, "--devices", 2, "--out", file)[0] == 0
     assert read_csv(file.read_text()) == named_schedule("interleaved", 8, 6, 2)
     assert call("draw", file) == call("draw", "interleaved", "--per-device", 3, "--devices", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.emulator.peaks import UNWRITTEN, held_at_peak
 from gpipe_bench.emulator.torchrun import run_ranks
 from gpipe_bench.machine.profile import load_profile
+from gpipe_bench.schedules import named_schedule, with_messages
 from gpipe_bench.simulator import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,31 +20,30 @@ pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
 # What the example takes unless told.
 WIDTH, LAYERS, CHUNKS = 4096, 32, 8
-ONE_STAGE = {"GPipe": "gpipe", "1F1B": "1f1b"}
-H100 = load_profile("h100")
-FREE = H100.model_copy(
-    update={
-        "links": {
-            name: link.model_copy(update={"gb_per_s": 1e5, "latency_us": 0.0}) for name, link in H100.links.items()
-        }
-    }
-)
-"""Its links take no time."""
 
 
 def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
-def both(name, ranks, profile, folder):
-    """The run of a schedule of PyTorch, and the simulated step of its list."""
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """For a schedule of PyTorch on some ranks, its run and the simulated step of its list, made once."""
+    return cache(partial(_both, tmp_path_factory.mktemp("lists")))
+
+
+def _both(folder, name, ranks=4):
     import torch
     from torch import nn
 
-    actions = str(folder / "list.csv")
-    options = [] if name in ONE_STAGE else ["--list", actions]
+    # PyTorch lists the messages of schedules with several stages on a rank. Its GPipe has them beside its actions; its
+    # 1F1B sends and receives at once, and waits for both.
+    single = {"GPipe": with_messages(named_schedule("gpipe", CHUNKS, ranks, ranks)), "1F1B": "1f1b"}
+    actions = str(folder / f"{name}.csv")
+    options = [] if name in single else ["--list", actions]
+    profile = load_profile("h100")
     run = run_ranks(PIPELINE, ["--schedule", name, *options], ranks=ranks, profile=profile, races=True, host_time=True)
-    stages = ranks if name in ONE_STAGE else 2 * ranks
+    stages = ranks if name in single else 2 * ranks
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
         sample = torch.empty(CHUNKS * WIDTH, WIDTH)
@@ -52,7 +53,7 @@ def both(name, ranks, profile, folder):
         batch_size=CHUNKS * WIDTH,
         chunks=CHUNKS,
         checkpoint="never",
-        schedule=ONE_STAGE.get(name, actions),
+        schedule=single.get(name, actions),
         profile=profile,
         sample=sample,
         loss=nn.functional.mse_loss,
@@ -61,39 +62,25 @@ def both(name, ranks, profile, folder):
     return run, step
 
 
-@pytest.fixture(scope="module")
-def one_f_one_b(tmp_path_factory):
-    return both("1F1B", 4, H100, tmp_path_factory.mktemp("1F1B"))
-
-
-def test_pytorchs_1f1b_on_four_ranks_agrees_with_the_simulator(one_f_one_b):
-    run, step = one_f_one_b
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("GPipe",),
+        ("1F1B",),
+        ("Interleaved1F1B",),
+        ("ZBVZeroBubble",),
+        *map(slow, [("InterleavedZeroBubble",), ("LoopedBFS",), ("DualPipeV",), ("1F1B", 2)]),
+    ],
+)
+def test_pytorchs_schedules_take_what_the_simulator_says_of_their_lists_and_have_no_race(both, case):
+    run, step = both(*case)
+    assert run.races == []
     assert len(run.step_times_ms) == 2
     assert run.step_times_ms[-1] == pytest.approx(step.step_time_ms, rel=0.002)
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [
-        ("Interleaved1F1B", 4),
-        slow("1F1B", 2),
-        slow("ZBVZeroBubble", 4),
-        slow("InterleavedZeroBubble", 4),
-    ],
-)
-def test_pytorchs_schedules_agree_with_the_simulator(tmp_path, name, ranks):
-    run, step = both(name, ranks, H100, tmp_path)
-    assert run.races == []
-    assert run.step_times_ms[-1] == pytest.approx(step.step_time_ms, rel=0.002)
-
-
-def test_pytorchs_1f1b_has_no_race_over_ranks(one_f_one_b):
-    run, _ = one_f_one_b
-    assert run.races == []
-
-
-def test_the_memory_of_each_rank_is_explained_to_the_byte(one_f_one_b):
-    run, step = one_f_one_b
+def test_the_memory_of_each_rank_is_explained_to_the_byte(both):
+    run, step = both("1F1B")
     layer, number = 4 * WIDTH**2, 512
     for rank in range(4):
         last, inner = rank == 3, 0 < rank < 3
@@ -113,11 +100,3 @@ def test_the_memory_of_each_rank_is_explained_to_the_byte(one_f_one_b):
         # Weights, gradients, what layers keep, and three results; the batch on the first; workspaces.
         simulated = 8 + 8 + (8 - (rank == 0)) * in_flight + 3 + (8 if rank == 0 else 0) + 1
         assert step.memory[rank].peak_allocated == simulated * layer + (number if last else 0)
-
-
-# Their receives begin after the work before them, so each message shows; the simulated engine's overlap with work.
-@pytest.mark.parametrize("name", [slow("GPipe"), slow("LoopedBFS")])
-def test_schedules_whose_messages_show_agree_where_links_take_no_time(tmp_path, name):
-    run, step = both(name, 4, FREE, tmp_path)
-    assert run.races == []
-    assert run.step_times_ms[-1] == pytest.approx(step.step_time_ms, rel=0.002)

@@ -16,6 +16,8 @@ from gpipe_bench.schedules import (
     Schedule,
     check,
     named_schedule,
+    read_csv,
+    with_messages,
     with_recomputation,
 )
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
@@ -162,3 +164,30 @@ def test_recomputation_goes_right_before_the_backward_pass(name):
         for action, following in pairwise(row):
             assert action.kind != "R" or (following.kind in "BI" and following[1:] == action[1:])
     assert with_recomputation(schedule, 3) == schedule
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_with_their_messages_are_complete(name):
+    schedule = with_messages(named_schedule(name, 4, 6 if name in TWO_PER_DEVICE else 3, 3))
+    assert check(schedule).schedule.messages
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        ("0F0,0RECV_B0,0B0", "1RECV_F0,1F0,1B0,1SEND_B0", "must have both ends of each, got no 0SEND_F0; add it"),
+        ("0F0,0SEND_F0,0B0", "1RECV_F0,1F0,1B0,1SEND_B0", "must have both ends of each, got no 0RECV_B0; add it"),
+        ("0F0,0SEND_F0,0B0,0RECV_B0", "1RECV_F0,1F0,1B0,1SEND_B0", "0RECV_B0 must come before B(0,0), got it later"),
+        ("0SEND_F0,0F0,0RECV_B0,0B0", "1RECV_F0,1F0,1B0,1SEND_B0", "F(0,0) must come before 0SEND_F0, got it later"),
+        (
+            "0F0,0RECV_B0,0B0",
+            "0SEND_F0,1RECV_F0,1F0,1B0,1SEND_B0",
+            "F(0,0) must come before 0SEND_F0, got it later or on",
+        ),
+        ("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0", "1RECV_F0,1F0,1B0,1SEND_B0", "sent and received once, if it leaves its"),
+        ("0F0,0SEND_F0,0RECV_B0,0B0", "1RECV_F0,1F0,1SEND_F0,1B0,1SEND_B0", "leaves its device, got 1SEND_F0; drop it"),
+    ],
+)
+def test_messages_that_do_not_fit_the_actions(first, second, problem):
+    with pytest.raises(ScheduleError, match=re.escape(problem)):
+        check(read_csv(f"{first}\n{second}\n"))

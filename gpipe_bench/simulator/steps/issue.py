@@ -9,7 +9,8 @@ from itertools import accumulate, compress, pairwise
 
 from gpipe_bench.machine.replay import Machine
 from gpipe_bench.machine.trace import TracedTask
-from gpipe_bench.simulator.steps.layout import Layout
+from gpipe_bench.schedules.actions import MessageEnd
+from gpipe_bench.simulator.steps.layout import FIRST_OF_PAIRS, Layout
 from gpipe_bench.simulator.steps.settings import Settings
 from gpipe_bench.simulator.steps.writer import CALLER, NOWHERE, Stream, TraceWriter
 from gpipe_bench.simulator.workloads.workload import Kernels, Workload
@@ -49,6 +50,8 @@ class Issuer:
                     self.incoming[other].append(k)
         self.riding: Sequence[Sequence[int]] = [[]] * workload.n if settings.components.portals else self.incoming
         self.published = settings.flavour == "published"
+        self._meetings: dict[MessageEnd, int] = {}
+        self._pairs: dict[tuple[int, int], int] = {}
         self._sizes = cache(self._sizes_of)
         self._passes = cache(self._passes_of)
         self._copies = cache(self._copies_of)
@@ -135,6 +138,37 @@ class Issuer:
                 self.writer.tell(thread, task)
             up = self._copies(NOWHERE, receiver, part, 1 + later if later else 0)
             self.writer.issue(thread, up, task=task, nbytes=sum(part))
+
+    def meet(self, thread: int, end: MessageEnd) -> int:
+        """Issue one end of a message, which begins after the work that its device has so far; the event of its end.
+
+        As with NCCL and PyTorch's ``isend`` and ``irecv``, messages between two ranks have a stream on either side, and
+        begin in order. Nothing, and 0, where no tensor moves.
+        """
+        back, other = end.way == "B", end.other.j
+        own, theirs = self.between(end.j, other), self.between(other, end.j)
+        sizes = self._sizes(self.work.microbatch_sizes[end.i], max(end.j, other), None, back)
+        if not sizes or not self.layout.moves(end.j, other):
+            return 0
+        self.writer.order(thread, own, self.layout.computing[end.j])
+        sender, receiver = (own, theirs) if end.sends else (theirs, own)
+        key = max(end, end.other)
+        pattern = self.writer.part(
+            own, receiver if end.sends else NOWHERE, meeting=self._meetings.setdefault(key, len(self._meetings) + 1),
+            ns=sum(self._machine.copy_ns(sender[0], receiver[0], nbytes) for nbytes in sizes), launches=len(sizes),
+        )  # fmt: skip
+        task = 0
+        if end.sends:
+            kind, source = "copy_grad" if back else "copy", max(end.j, other) - 1
+            task = self.writer.task(TracedTask(kind, end.i, max(end.j, other), own[0], True, sum(sizes), source=source))
+        self.writer.issue(thread, pattern, task=task, nbytes=sum(sizes))
+        return self.writer.record(thread, own)
+
+    def between(self, j: int, other: int) -> Stream:
+        """The stream of partition j's rank for its messages with the rank of another partition."""
+        pair = self.layout.ranks[j], self.layout.ranks[other]
+        number = self._pairs.setdefault(pair, len(self._pairs))
+        return self.layout.devices[j], FIRST_OF_PAIRS + number
 
     def _copies_of(self, sender: Stream, receiver: Stream, sizes: tuple[int, ...], joined: int = 0) -> int:
         """The pattern of copies of some sizes; ``joined``: the thread issues more at once, see ``trace_row.h``."""

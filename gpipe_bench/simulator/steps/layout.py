@@ -14,6 +14,10 @@ _POOL: Final = 32
 """Streams per device and priority in PyTorch's pool; more requests share them (c10/cuda/CUDAStream.cpp)."""
 
 
+FIRST_OF_PAIRS: Final = 1 + 2 * _POOL
+"""The first of the streams on which two ranks exchange messages."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Devices, threads and streams of a pipeline.

@@ -7,6 +7,9 @@
     W     the gradients of the weights
 
 No node stands between the tasks, so there is no autograd.
+
+A list with messages is run as PyTorch's pipelining runs it: each end of a message is issued where it stands, an action
+waits for the message that it takes, and the update for all of them. Skips go by their portals as above.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from gpipe_bench.schedules import Action, Schedule, merged_order, with_recomputation
+from gpipe_bench.schedules.actions import MessageEnd
 from gpipe_bench.schedules.program import Plan
 from gpipe_bench.simulator.steps.issue import CELL, OPEN, Issuer
-from gpipe_bench.simulator.steps.writer import CALLER
+from gpipe_bench.simulator.steps.writer import CALLER, Stream
 
 
 def run_lists(schedule: Schedule, issuer: Issuer, plan: Plan[int], *, workers: bool) -> None:
@@ -28,31 +32,76 @@ def run_lists(schedule: Schedule, issuer: Issuer, plan: Plan[int], *, workers: b
     rows_of = defaultdict[int, set[int]](set)
     for row, group in zip(layout.ranks, groups, strict=True):
         rows_of[group].add(row)
+    # What the first of a pair gives may be sent after both, and others take it later still.
+    pairs = schedule.pairs if schedule.messages else ()
     if any(len(rows) > 1 for rows in rows_of.values()):
         # In one order of all actions, recomputations have a place of their own.
-        actions, ahead = merged_order(with_recomputation(schedule, ahead)), 0
+        actions, ahead = merged_order(with_recomputation(schedule, ahead), pairs), 0
     else:
-        actions = merged_order(schedule)
+        actions = merged_order(schedule, pairs)
     thread_of = {group: 1 + number for number, group in enumerate(rows_of)}
     started = {thread: writer.signal(CALLER) for thread in thread_of.values()}
     for thread, version in started.items():
         writer.awaits(thread, version)
-    runner = _Lists(issuer, plan, ahead, actions)
-    for action in actions:
-        runner.run(thread_of[groups[action.j]], action)
+    runner = _Lists(issuer, plan, ahead, actions, placed=bool(schedule.messages))
+    following = _ends_after(schedule)
+    for place in (None, *actions):
+        if place is not None:
+            runner.run(thread_of[groups[place.j]], place)
+        for end in following[place]:
+            runner.issue(thread_of[groups[end.j]], end)
+    runner.finish()
     for version in [writer.signal(thread) for thread in thread_of.values()]:
         writer.awaits(CALLER, version)
 
 
+def _ends_after(schedule: Schedule) -> defaultdict[Action | None, list[MessageEnd]]:
+    """The ends of messages that follow each action in its list; None: those before the first action of a list."""
+    found = defaultdict[Action | None, list[MessageEnd]](list)
+    for row in schedule.messages:
+        last = None
+        for one in row:
+            if isinstance(one, MessageEnd):
+                found[last].append(one)
+            else:
+                last = one
+    return found
+
+
 class _Lists:
-    def __init__(self, issuer: Issuer, plan: Plan[int], ahead: int, actions: list[Action]) -> None:
+    def __init__(self, issuer: Issuer, plan: Plan[int], ahead: int, actions: list[Action], *, placed: bool) -> None:
         self._issuer, self._writer, self._layout, self._plan = issuer, issuer.writer, issuer.layout, plan
         self._ahead = ahead
         self._again = {(i, j) for kind, i, j in actions if kind == "R"}
         self._filled = set[tuple[int, int]]()
-        self._messages = defaultdict[tuple[int, int], list[int]](list)
-        self._gradients: dict[tuple[int, int], int] = {}
+        self._messages = defaultdict[tuple[str, int, int], list[int]](list)
         self._portals = plan.components.portals
+        self._placed = placed
+        self._events: dict[MessageEnd, int] = {}
+        self._latest: dict[tuple[int, Stream], tuple[Stream, int]] = {}
+
+    def issue(self, thread: int, end: MessageEnd) -> None:
+        """Write the rows of an end of a message that its list places."""
+        event = self._issuer.meet(thread, end)
+        if event:
+            self._events[end] = event
+            own = self._issuer.between(end.j, end.other.j)
+            self._latest[thread, own] = self._layout.computing[end.j], event
+        if end.sends:
+            # Memory alone needs that a message is sent before somebody takes it, in the order of host threads.
+            self._messages[end.way, end.i, end.other.j].append(self._writer.signal(thread))
+
+    def finish(self) -> None:
+        """What comes after the lists waits for the last message of each stream."""
+        for (thread, _), (computing, event) in self._latest.items():
+            self._writer.wait(thread, computing, event)
+
+    def _takes(self, thread: int, way: str, i: int, j: int) -> None:
+        """Write the rows with which a task waits for its message and its skips."""
+        for version in self._messages.pop((way, i, j), ()):
+            self._writer.awaits(thread, version)
+        if event := self._events.get(MessageEnd(False, way, i, j)):
+            self._writer.wait(thread, self._layout.computing[j], event)
 
     def run(self, thread: int, action: Action) -> None:
         """Write the rows of an action."""
@@ -69,8 +118,7 @@ class _Lists:
 
     def _forward(self, thread: int, i: int, j: int) -> None:
         copying, computing = self._layout.copying[j][i], self._layout.computing[j]
-        for version in self._messages.pop((i, j), ()):
-            self._writer.awaits(thread, version)
+        self._takes(thread, "F", i, j)
         self._writer.order(thread, computing, copying)
         self._issuer.run(thread, "forward", i, j, CELL if self._has_checkpoint(i, j) else OPEN)
         self._writer.order(thread, copying, computing)
@@ -80,9 +128,15 @@ class _Lists:
         given = [k for k, skip in enumerate(self._issuer.work.skips) if skip.giver == j] if self._portals else []
         for skip in (None, *given):
             target = j + 1 if skip is None else self._issuer.work.skips[skip].target
+            if self._is_placed(j, target, skip):
+                continue
             if self._layout.moves(j, target):
                 self._issuer.transfer(thread, i, target, skip)
-            self._messages[i, target].append(self._writer.signal(thread))
+            self._messages["F", i, target].append(self._writer.signal(thread))
+
+    def _is_placed(self, j: int, target: int, skip: int | None) -> bool:
+        """Whether the list itself has the message."""
+        return self._placed and skip is None and self._layout.ranks[j] != self._layout.ranks[target]
 
     def _has_checkpoint(self, i: int, j: int) -> bool:
         return (self._plan.checkpoints(i) or (i, j) in self._again) and self._issuer.work.task(i, j).learns
@@ -98,7 +152,7 @@ class _Lists:
         if i < self._ahead:
             self._recompute(thread, i, j)
         if j < self._plan.n - 1:
-            self._writer.awaits(thread, self._gradients.pop((i, j)))
+            self._takes(thread, "B", i, j)
         else:
             self._issuer.tell(thread, "microbatch_loss", i, j)
             self._issuer.loss(thread, i)
@@ -111,6 +165,8 @@ class _Lists:
             return
         for skip in (None, *(self._issuer.incoming[j] if self._portals else ())):
             source = j - 1 if skip is None else self._issuer.work.skips[skip].source
+            if self._is_placed(j, source, skip):
+                continue
             if self._layout.moves(source, j) and self._issuer.returns(i, j, skip):
                 self._issuer.transfer(thread, i, j, skip, back=True)
-        self._gradients[i, j - 1] = self._writer.signal(thread)
+        self._messages["B", i, j - 1].append(self._writer.signal(thread))

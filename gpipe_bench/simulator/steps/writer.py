@@ -49,7 +49,7 @@ class TraceWriter:
         # By identity; each value holds its key, whose number would otherwise be free for another one.
         self._first_end: dict[int, tuple[int, Kernels]] = {}
         self._names: dict[str, int] = {"": 0}
-        self._versions = self._nodes = self._gradients = 0
+        self._versions = self._nodes = self._gradients = self._meetings = 0
 
     # --- patterns -----------------------------------------------------------------------------------------------------
 
@@ -82,6 +82,14 @@ class TraceWriter:
         elif sender == NOWHERE:
             name, streams = "host_to_device", (receiver, sender)
         return self._pattern("copy", *streams, name=name, duration_ns=ns, launches=launches, joined=joined)
+
+    def part(self, stream: Stream, peer: Stream, *, meeting: int, ns: int, launches: int) -> int:
+        """A pattern: one end of a message, which begins when both have come to the heads of their streams.
+
+        ``peer``: of the end that sends, the stream of the other end; else nowhere. ``meeting``: its number, from 1.
+        """
+        self._meetings = max(self._meetings, meeting)
+        return self._pattern("meet", stream, peer, duration_ns=ns, launches=launches, meeting=meeting, parts=2)
 
     def _pattern(
         self, kind: str, stream: Stream, peer: Stream = NOWHERE, *, name: str = "", duration_ns: int = -1, **more: int
@@ -125,9 +133,17 @@ class TraceWriter:
     def order(self, thread: int, waiter: Stream, awaited: Stream) -> None:
         """What is issued to a stream from now on begins after everything issued to another one so far."""
         if waiter != awaited:
-            version = self.version()
-            self.issue(thread, self._plain("record", awaited), version=version)
-            self.issue(thread, self._plain("wait", waiter), version=version)
+            self.wait(thread, waiter, self.record(thread, awaited))
+
+    def record(self, thread: int, stream: Stream) -> int:
+        """An event: it has happened when everything issued to a stream so far has ended."""
+        version = self.version()
+        self.issue(thread, self._plain("record", stream), version=version)
+        return version
+
+    def wait(self, thread: int, stream: Stream, event: int) -> None:
+        """What is issued to a stream from now on begins after an event."""
+        self.issue(thread, self._plain("wait", stream), version=event)
 
     def signal(self, thread: int) -> int:
         """What awaits this version comes after all that a thread has done."""
@@ -180,7 +196,8 @@ class TraceWriter:
             made["first_write"] = end - (touched > 0)
             made["first_read"] = end - touched
             accesses[step, :, 0] = blocks + step * self._nodes
-            patterns["gradients"] += self._gradients * (patterns["gradients"] > 0)
+            for name, count in (("gradients", self._gradients), ("meeting", self._meetings)):
+                patterns[name] += count * (patterns[name] > 0)
         trace = Trace(names=tuple(self._names))
         trace.rows = (Row * rows.size).from_buffer(rows.data)
         trace.accesses.frombytes(accesses.tobytes())
