@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.text import listing
 from gpipe_bench.results.outcomes import THROUGHPUT, group_rows
-from gpipe_bench.results.rows import TINY, Row
+from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import plain_records, read_table
 from gpipe_bench.schedules import SCHEDULES, Durations, named_schedule, timing
 from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
@@ -280,13 +280,13 @@ def _sent(row: Record, *, shared: bool) -> int:
     return sum(message.way == "F" for message in sent) // int(row["chunks"])
 
 
-def peers_table(race: str, shown: Sequence[str]) -> str:
+def peers_table(race: str, networks: Sequence[str], shown: Sequence[str]) -> str:
     """A line per contender ``shown``, a column per network and checkpoint mode: throughput over that of the loop.
 
     Then the limit, and where loops ran at the same time, what is left of it as these cores ran together.
     """
     rows = _read(race)
-    rows = rows[~rows["workload"].isin(TINY)]
+    rows = rows[rows["workload"].isin(networks)]
     cases = rows[["workload", "checkpoint"]].drop_duplicates().to_numpy().tolist()
     found = {(row["contender"], row["workload"], row["checkpoint"]): _ratio(row) for row in plain_records(rows)}
     names = set(rows["contender"])
@@ -462,9 +462,9 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "measured-pipelines": pipelines_table,
     "ablation": partial(cells_table, "ablation"),
     "resnet-speed": partial(cells_table, "resnet101-speed"),
-    "peers": partial(peers_table, _RACE, _CONTENDERS),
+    "peers": partial(peers_table, _RACE, ["unet"], _CONTENDERS),
     "peers-host": host_table,
-    "peers-processes": partial(peers_table, _RACE_OF_PROCESSES, _PROCESSES),
+    "peers-processes": partial(peers_table, _RACE_OF_PROCESSES, ["unet", "decoder"], _PROCESSES),
     "peers-emulated": emulated_peers_table,
     "leaderboard": lambda: markdown(SHOWN_HEADER, shown(leaders())),
 }
