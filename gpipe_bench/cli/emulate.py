@@ -235,6 +235,11 @@ def _emulate_ranks(
     hardware = load_profile(settings.profile).adapted(settings.tf32, settings.launch_us)
     require_virtual_devices()
     run = run_on_ranks(script, arguments, hardware, ranks=ranks, races=races, host_time=settings.host_time, **machine)
+    if run.hangs:
+        if races:
+            # Those until there.
+            _print_races(run.races, run, "rank")
+        raise typer.Exit(3)
     if run.replayed.shortage:
         typer.echo(_shortage(run.replayed.memory, run.replayed.shortage), err=True)
         raise typer.Exit(1)

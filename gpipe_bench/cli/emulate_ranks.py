@@ -31,7 +31,7 @@ def run_on_ranks(
     races: bool,
     host_time: bool,
 ) -> RanksRun:
-    """Run a script on ranks; ends with status 1 where it fails, and with 3 where it would hang."""
+    """Run a script on ranks, and say where it would hang; ends with status 1 where it fails."""
     from gpipe_bench.emulator.torchrun import run_ranks
 
     try:
@@ -46,7 +46,6 @@ def run_on_ranks(
         typer.echo("error: all messages of a script must end, but on GPUs this one would hang:", err=True)
         for text in run.hangs:
             typer.echo(f"  {text}", err=True)
-        raise typer.Exit(3)
     return run
 
 

@@ -14,6 +14,7 @@ A message orders ranks as its data does. A part that reads a tensor gives data, 
 
 - A part that takes data ends after every part that gives data has begun, and has read its tensor. So a receive ends
   after its send has read, and an all-reduce after all ranks have come to it. A broadcast waits for its root alone.
+  Who takes a piece, as of a reduce-scatter, does not know that others have read the rest: only that they have begun.
 - A part that only gives data waits for no rank. NCCL calls a send blocking, but it ends as soon as its data is in the
   buffers between the ranks (``NCCL_BUFFSIZE``, 4 MiB), possibly before the receive begins: github.com/NVIDIA/nccl,
   issues 544 and 1252.
@@ -47,6 +48,7 @@ Clock = npt.NDArray[np.int64]
 
 _LAUNCHED: Final = frozenset({"kernel", "copy", "meet", "record", "wait", "alloc"})
 _UNORDERED: Final = "all_to_all"
+_IN_PIECES: Final = frozenset({"reduce_scatter", "scatter"})
 
 
 class HostMessage(NamedTuple):
@@ -56,11 +58,13 @@ class HostMessage(NamedTuple):
         row: rows of the rank's trace before it.
         key: the same for all ranks of a message.
         gives: whether it gives; else it has waited for all who give.
+        line: of the script.
     """
 
     row: int
     key: str
     gives: bool
+    line: str = ""
 
 
 class Moment(NamedTuple):
@@ -126,14 +130,15 @@ class Clocks:
 
     Attributes:
         moments: by rank and row; None: it is launched on no stream, or never runs.
-        reached: by rank: how many rows its host comes to.
+        stuck: of each rank whose host waits for ever: how many rows come before, and the message of CPU tensors that
+            it waits for; None: it waits for its device.
     """
 
     def __init__(self, ranks: Sequence[Sequence[Record]], messages: Sequence[Sequence[HostMessage]] = ()) -> None:
         self._ranks = ranks
         self._messages = messages or [()] * len(ranks)
         self.moments: list[list[Moment | None]] = [[None] * len(records) for records in ranks]
-        self.reached = [0] * len(ranks)
+        self.stuck: dict[int, tuple[int, HostMessage | None]] = {}
         keys = dict.fromkeys((rank, one.queue) for rank, own in enumerate(ranks) for one in own if _is_launched(one))
         self._start: Clock = np.zeros(len(keys), np.int64)
         self._streams = {key: _Stream(number, self._start, self._start) for number, key in enumerate(keys)}
@@ -157,7 +162,7 @@ class Clocks:
                 self._drain(stream)
 
     def _host(self, rank: int) -> Iterator[None]:
-        """Go through the rows of a rank; yields where its host waits."""
+        """Go through the rows of a rank; yields while its host waits."""
         clock = self._start
         messages: defaultdict[int, list[HostMessage]] = defaultdict(list)
         for message in self._messages[rank]:
@@ -171,9 +176,11 @@ class Clocks:
                     self._steps += 1
                     continue
                 while len(given) < self._givers[message.key]:
+                    self.stuck[rank] = row, message
                     yield
                 clock = reduce(np.maximum, given, clock)
             if row == len(records):
+                self.stuck.pop(rank, None)
                 return
             record = records[row]
             if _is_launched(record):
@@ -181,13 +188,14 @@ class Clocks:
             elif record.kind in {"sync_stream", "sync_device"}:
                 streams = list(self._named(rank, record))
                 while any(stream.waiting for stream in streams):
+                    self.stuck[rank] = row, None
                     yield
                 clock = reduce(np.maximum, (stream.ended(stream.issued) for stream in streams), clock)
             elif record.kind == "sync_event" and record.version in self._recorded:
                 while record.version not in self._passed:
+                    self.stuck[rank] = row, None
                     yield
                 clock = np.maximum(clock, self._passed[record.version])
-            self.reached[rank] = row + 1
             self._steps += 1
 
     def _named(self, rank: int, record: Record) -> Iterator[_Stream]:
@@ -228,7 +236,7 @@ class Clocks:
             read_time -= 1
             meeting = self._meetings.get(record.meeting)
             if meeting and record.reads:
-                meeting.begun.setdefault(launch.place, stream.ended(read_time))
+                meeting.begun.setdefault(launch.place, stream.ended(read_time - (record.name in _IN_PIECES)))
             if meeting and record.writes:
                 if meeting.parts < meeting.wanted or len(meeting.begun) < meeting.givers:
                     return False

@@ -81,9 +81,12 @@ class _DeviceWork(_Work):  # type: ignore[misc]  # PyTorch leaves it untyped
         # Tensors live until somebody has waited, as NCCL's do.
         self.event, self.tensors, self.device = event, list(tensors), tensors[0].device
         self.fetch: Callable[[], None] | None = None
+        self.blocks_host = False
 
     def wait(self, timeout: object = None) -> bool:  # noqa: ARG002 - the signature of PyTorch
         torch.accelerator.current_stream(self.device).wait_event(self.event)
+        if self.blocks_host:
+            self.event.synchronize()
         fetch, self.fetch = self.fetch, None
         if fetch is not None:
             fetch()
@@ -181,7 +184,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         return own
 
     def _note(self, key: str, *, gives: bool) -> None:
-        self._on_host.append(HostMessage(int(backend().vd_trace_size()), key, gives))
+        self._on_host.append(HostMessage(int(backend().vd_trace_size()), key, gives, _line()))
 
     def _key(self, part: Part) -> str:
         return f"{part.group}/{'.'.join(map(str, part.ranks))}/{part.kind}/{part.number}"
@@ -234,7 +237,8 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         tensors = [*inputs, *outputs]
         if tensors[0].device.type == "cpu":
             key = self._meet_on_host(kind)
-            if inputs:
+            # Pieces of an all-to-all may be empty.
+            if inputs and nbytes and kind != "all_to_all":
                 self._note(key, gives=True)
             work = on_host()
             return _HostWork(work, lambda: None, lambda: self._note(key, gives=False)) if outputs else work
@@ -401,7 +405,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         device = torch.accelerator.current_accelerator()
         flag = torch.empty(1, device=device)
         work, _ = self._post("all_reduce", [flag], [flag], flag.nbytes)
-        work.event.synchronize()
+        work.blocks_host = True
         return work
 
     def _own(self, values: Tensor | None) -> Tensor | None:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from gpipe_bench.emulator.clocks import Clocks, HostMessage, Moment, Queue
+from gpipe_bench.emulator.clocks import Clocks, Moment, Queue
 from gpipe_bench.machine.trace import HOST, Record
 
 ByteRange = tuple[int, int]
@@ -87,17 +87,17 @@ class _Sent(NamedTuple):
 
 def find_races(records: Iterable[Record]) -> list[Race]:
     """All races of the trace of one process, one per pair of accesses."""
-    return find_rank_races([list(records)])
+    ranks = [list(records)]
+    return find_rank_races(ranks, Clocks(ranks))
 
 
-def find_rank_races(ranks: Sequence[Sequence[Record]], messages: Sequence[Sequence[HostMessage]] = ()) -> list[Race]:
+def find_rank_races(ranks: Sequence[Sequence[Record]], clocks: Clocks) -> list[Race]:
     """All races of several ranks, one per pair of accesses, rank by rank.
 
     Args:
         ranks: the records of each, as :func:`gpipe_bench.emulator.torchrun.merged` numbers them.
-        messages: of CPU tensors, by rank; they order hosts.
+        clocks: theirs.
     """
-    clocks = Clocks(ranks, messages)
     races: list[Race] = []
     for records, moments in zip(ranks, clocks.moments, strict=True):
         checker = _Checker(races)

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpipe_bench.emulator.clocks import Clocks
 from gpipe_bench.emulator.process_group import Part
 from gpipe_bench.emulator.races import Race, find_rank_races
 from gpipe_bench.emulator.rank import RankTrace
@@ -157,9 +158,12 @@ def run_ranks(
     ends = [_ends(replayed, part) for part in own]
     mains = np.cumsum([0, *(_threads(rank) for rank in left)])
     steps = [step_ends(records[part], ends[rank], int(mains[rank]) + left[rank].main) for rank, part in enumerate(own)]
-    found = find_rank_races([records[part] for part in own], [rank.on_host for rank in left]) if races else []
+    ranked = [records[part] for part in own]
+    clocks = Clocks(ranked, [one.on_host for one in left])
+    found = find_rank_races(ranked, clocks) if races else []
     lines = {row + starts[rank]: line for rank, one in enumerate(left) for row, line in one.lines.items()}
     lines |= {part.row: part.line for message in messages for part in message.parts}
+    hangs = hangs or _stuck(clocks, lines, starts)
     return RanksRun(records, replayed, starts, steps, [*wrong, *hangs], found, lines)
 
 
@@ -372,6 +376,20 @@ def waiting(replayed: Replayed, messages: Sequence[Message]) -> list[str]:
             if queue not in heads or part.row < heads[queue][0]:
                 heads[queue] = part.row, _waits(part, message)
     return [*(text for _, text in heads.values()), *_waiting_on_host(messages)]
+
+
+def _stuck(clocks: Clocks, lines: dict[int, str], starts: Sequence[int]) -> list[str]:
+    """Hosts that wait for ever; the replay orders devices alone."""
+    found = []
+    for rank, (row, message) in sorted(clocks.stuck.items()):
+        before = (lines[place] for place in range(starts[rank] + row - 1, starts[rank] - 1, -1) if place in lines)
+        place = (
+            f"at {message.line} for a message of CPU tensors"
+            if message
+            else f"after {next(before, 'its begin')} for its device"
+        )
+        found.append(f"rank {rank} waits {place}: messages of CPU and device wait for each other")
+    return found
 
 
 def _waiting_on_host(messages: Sequence[Message]) -> list[str]:

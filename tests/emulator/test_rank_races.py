@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from gpipe_bench.emulator.clocks import HostMessage
+from gpipe_bench.emulator.clocks import Clocks, HostMessage
 from gpipe_bench.emulator.races import find_rank_races
 from gpipe_bench.machine.trace import Record
 
@@ -61,7 +61,7 @@ class Ranks:
 
     def races(self):
         """Kind, names and rank of each."""
-        found = find_rank_races(self.records, self.on_host)
+        found = find_rank_races(self.records, Clocks(self.records, self.on_host))
         assert all(race.before.device == race.after.device for race in found)
         return [(race.kind, race.before.name, race.after.name, race.after.device) for race in found]
 
@@ -169,6 +169,7 @@ ALL = set(itertools.permutations(range(3), 2))
         ("all_reduce", {}, ALL),
         ("broadcast", {"given": [0], "taken": [1, 2]}, {(1, 0), (2, 0)}),
         ("scatter", {"given": [0]}, {(1, 0), (2, 0)}),
+        ("reduce_scatter", {}, ALL),
         ("gather", {"taken": [0]}, {(0, 1), (0, 2)}),
         ("reduce", {"taken": [0]}, {(0, 1), (0, 2)}),
         ("all_reduce", {"nbytes": 0}, set()),
@@ -193,6 +194,22 @@ def test_that_another_rank_has_its_sum_does_not_say_that_this_one_is_written():
     assert ranks.races() == [("read", "all_reduce", "work", 0)]
 
 
+@pytest.mark.parametrize(
+    ("name", "races"), [("all_gather", []), ("reduce_scatter", [("write", "reduce_scatter", "work", 0)])]
+)
+def test_who_has_a_piece_does_not_know_that_the_rest_is_read(name, races):
+    ranks = Ranks(2)
+    for rank in range(2):
+        done = ranks.part(rank, 1, name, reads=[10 * rank], writes=[10 * rank + 1])
+        if rank == 1:
+            ranks.wait(1, done)
+            ranks.send(1, 2, 20, OTHER)
+        else:
+            ranks.wait(0, ranks.recv(0, 2, 9, OTHER))
+            ranks.work(0, writes=[0])
+    assert ranks.races() == races
+
+
 @pytest.mark.parametrize(("synchronizes", "races"), [(True, []), (False, [("write", "send", "work", 0)])])
 def test_messages_of_the_cpu_pass_on_what_their_host_has_waited_for(synchronizes, races):
     ranks = Ranks(2)
@@ -204,6 +221,7 @@ def test_messages_of_the_cpu_pass_on_what_their_host_has_waited_for(synchronizes
         ranks.synchronize(1)
     ranks.tell(1, "done")
     assert ranks.races() == races
+    assert not Clocks(ranks.records, ranks.on_host).stuck
 
 
 def test_a_host_knows_only_what_was_over_when_the_other_one_told():
@@ -263,3 +281,17 @@ def test_ranks_that_wait_for_each_other_have_the_races_until_there():
         ranks.send(rank, 2 - rank, 20 + rank)
         ranks.work(rank, reads=[10 + rank])
     assert ranks.races() == [("read", "work", "work", 0), ("read", "work", "work", 1)]
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_host_that_waits_for_a_message_which_needs_its_own_word_is_stuck(blocks):
+    ranks = Ranks(2)
+    ranks.recv(0, 1, 10)
+    if blocks:
+        ranks.synchronize(0)
+    ranks.tell(0, "go")
+    ranks.hear(1, "go")
+    ranks.send(1, 1, 20)
+    ranks.synchronize(1)
+    stuck = {0: (len(ranks.records[0]) - 1, None), 1: (0, HostMessage(0, "go", gives=False))}
+    assert Clocks(ranks.records, ranks.on_host).stuck == (stuck if blocks else {})

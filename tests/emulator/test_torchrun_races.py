@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpipe_bench.emulator.build import obstacle
-from tests.emulator.test_torchrun import ROOT, START
+from tests.emulator.test_torchrun import ROOT, line_of, written
 from tests.processes import command
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
@@ -54,10 +54,24 @@ else:
     tell(lambda: None)
 """
 
+# Rank 0 lets rank 1 go on when its data has come, which rank 1 sends after that.
+CIRCLE = """
+x, y = torch.zeros(2**20, device="cuda"), torch.zeros(2**20, device="cuda")
+if rank == 0:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x.add_(1)
+    x.sum()  # race
+    dist.recv(y, 1)  # receives
+    torch.cuda.synchronize()
+    dist.broadcast_object_list(["go"], src=0)
+else:
+    dist.broadcast_object_list([None], src=0)  # waits
+    dist.send(y, 0)
+"""
+
 
 def test_an_answer_through_other_ranks_orders_and_only_if_they_have_waited(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(START + ANSWERS)
+    script = written(tmp_path, ANSWERS)
     shown = command(["emulate", "--nproc", 3, "--races", script], ROOT)
     assert shown.returncode == 0, shown.stderr
     lines = script.read_text().splitlines()
@@ -67,3 +81,15 @@ def test_an_answer_through_other_ranks_orders_and_only_if_they_have_waited(tmp_p
     )
     assert [int(number) for number in found] == marked
     assert "\n2 races\n" in shown.stdout
+
+
+def test_hosts_and_devices_that_wait_for_each_other_hang_with_the_races_until_there(tmp_path):
+    script = written(tmp_path, CIRCLE)
+    shown = command(["emulate", "--nproc", 2, "--races", script], ROOT)
+    assert shown.returncode == 3
+    why = "messages of CPU and device wait for each other"
+    assert shown.stderr.splitlines()[1:] == [
+        f"  rank 0 waits after {line_of(script, 'receives')} for its device: {why}",
+        f"  rank 1 waits at {line_of(script, 'waits')} for a message of CPU tensors: {why}",
+    ]
+    assert re.findall(r"read: sum on rank 0 stream 0 at (\S+)\n", shown.stdout) == [line_of(script, "race")]
