@@ -35,6 +35,7 @@ _LINE_IN: Final = 0.27
 _NAMES_IN: Final = 0.95
 """Width of the names of the lines beside three panels."""
 
+_COMBINATIONS: Final = "Below: every combination of components, the fastest first; a black dot: on."
 _UTILISATION: Final = "utilization_fraction"
 
 
@@ -115,8 +116,9 @@ def _group(group: Group, beside: Sequence[Group], width_in: float) -> Rows:
         if set(group.outcomes) - set(PUBLISHED):
             rows += _factorial(group)
     notes = failure_notes(list(group.outcomes.values()))
+    below = _COMBINATIONS if set(group.outcomes) - set(PUBLISHED) and not isinstance(group, CpuGroup) else ""
     reading = " ".join(
-        [_reading(group), *(_WORDS[other.head.evidence] for other in beside), _utilisation(group, beside)]
+        [_reading(group), below, *(_WORDS[other.head.evidence] for other in beside), _utilisation(group, beside)]
     )
     return [*rows, *(note(text, width_in, colour=INK) for text in notes), note(reading.strip(), width_in)]
 
@@ -289,7 +291,7 @@ def _factorial(group: Group) -> Rows:
 
 
 def _draw_columns(axes: Axes, columns: Sequence[Outcome], column: str, scale: float, label: str) -> None:
-    axes.set_xlim(-0.6, len(columns) - 0.4)
+    axes.set_xlim(*_span(len(columns)))
     axes.set_xticks([])
     axes.set_ylabel(label)
     axes.grid(axis="y", linewidth=0.3, color=RULE)
@@ -311,12 +313,18 @@ def _draw_columns(axes: Axes, columns: Sequence[Outcome], column: str, scale: fl
         axes.set_yticks([])
 
 
+def _span(columns: int) -> tuple[float, float]:
+    """The axis of so many columns; the edge of the axes cuts no mark at either end."""
+    room = max(0.6, 0.018 * columns)
+    return -room, columns - 1 + room
+
+
 def _ends(interval: Interval | None) -> list[float]:
     return [end for end in interval[1:] if not math.isnan(end)] if interval else []
 
 
 def _draw_matrix(axes: Axes, columns: Sequence[Outcome], names: Sequence[str]) -> None:
-    axes.set(xlim=(-0.6, len(columns) - 0.4), ylim=(len(names) - 0.5, -0.5), xticks=[])
+    axes.set(xlim=_span(len(columns)), ylim=(len(names) - 0.5, -0.5), xticks=[])
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.tick_params(axis="y", length=0)
     axes.spines[:].set_visible(False)
@@ -335,7 +343,7 @@ def _reading(group: Group) -> str:
     if most == 0:
         return "No run of this group ended."
     if most == 1:
-        return "One value per variant."
+        return f"Full marks: {group.head.evidence}, one value per variant."
     repeats = f"{most}" if fewest == most else f"{fewest} to {most}"
     what = "steps" if group.head.evidence == "emulated" else "repeats"
     # An interval of so few samples is their range, see gpipe_bench.results.intervals.

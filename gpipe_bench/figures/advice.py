@@ -50,6 +50,7 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
         ranked = sorted(same, key=lambda point: -(point.throughput or 0.0))[:_MOST_BALANCES]
         found.append(note("The same with other layers per partition:", width_in, colour=INK, bold=True))
         found.append([Panel(_draw_balances, ranked, len(ranked) * 0.14)])
+    found.append(note("Circle: the fastest. A point that is missing does not fit the memory.", width_in))
     return found
 
 

@@ -29,6 +29,7 @@ _MARGIN_IN: Final = 0.06
 _LEADING_IN: Final = FONT_PT * 1.25 / 72
 _TITLE_IN: Final = TITLE_PT * 1.3 / 72
 _TOP_IN: Final = 0.05
+_BADGES_IN: Final = 0.17
 _GUESS_IN: Final = 0.4
 _APART_PT: Final = 4.0
 """Between a title and the badges beside it."""
@@ -145,24 +146,29 @@ def lay_out(rows: Rows, width_in: float) -> Canvas:
 
 
 def heading(title: str, evidence: Sequence[str], setting: str, width_in: float) -> list[Panel]:
-    """A title with a badge for each kind of evidence at the right of its first line, and the setting below."""
+    """A title with a badge for each kind of evidence at the right of its first line, and the setting below.
+
+    Badges that leave the title less than half of that line stand above it.
+    """
     badges = sum(text_width_pt(kind, bold=True) + 9 for kind in evidence)
     width = (width_in - 2 * _MARGIN_IN) * 72
-    titles = wrap(title, width, TITLE_PT, bold=True, first_pt=width - badges - _APART_PT)
+    above = badges > width / 2
+    titles = wrap(title, width, TITLE_PT, bold=True, first_pt=None if above else width - badges - _APART_PT)
     lines = wrap(setting, width)
+    top = _TOP_IN + (_BADGES_IN if above else 0.0)
 
     def draw(axes: Axes, _: Any) -> None:
         axes.set_axis_off()
         for k, line in enumerate(titles):
-            _write(axes, _TOP_IN + k * _TITLE_IN, line, fontsize=TITLE_PT, fontweight="bold")
+            _write(axes, top + k * _TITLE_IN, line, fontsize=TITLE_PT, fontweight="bold")
         for k, line in enumerate(lines):
-            _write(axes, _TOP_IN + len(titles) * _TITLE_IN + k * _LEADING_IN, line, color=FAINT)
+            _write(axes, top + len(titles) * _TITLE_IN + k * _LEADING_IN, line, color=FAINT)
         right = width_in - _MARGIN_IN - 4 / 72
         for kind in reversed(evidence):
             _badge(axes, right, kind)
             right -= (text_width_pt(kind, bold=True) + 9) / 72
 
-    height = _TOP_IN + len(titles) * _TITLE_IN + len(lines) * _LEADING_IN
+    height = top + len(titles) * _TITLE_IN + len(lines) * _LEADING_IN
     return [Panel(draw, Heading(title, evidence), height)]
 
 

@@ -20,6 +20,10 @@ from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules import SCHEDULES
 
 _HEIGHT_IN: Final = 0.85
+_READING: Final = (
+    "Memory is that of the fullest device. Only copies: the share of the step in which a device does nothing but copy. "
+    "A mark that is missing: the step does not fit."
+)
 _LOOKS: Final[Sequence[dict[str, Any]]] = (
     {"marker": "o", "color": OKABE_ITO["black"], "markersize": 3.6},
     {"marker": "D", "color": OKABE_ITO["vermilion"], "markersize": 3.4},
@@ -90,7 +94,7 @@ def _panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
         heading(_finding(settings[0]), [cells[0].row.evidence], ", ".join(alike), width_in),
         *shown,
         legend(handles, 2),
-        note("Memory is that of the fullest device. A mark that is missing: the step does not fit.", width_in),
+        note(_READING, width_in),
     ]
 
 

@@ -83,10 +83,14 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
 
 
 def _model(rows: Sequence[Row], metric: str, drawn: str, width_in: float) -> Rows:
-    devices = dict.fromkeys(f"{row.evidence}: {row.device}" for row in rows if row.device)
-    sizes = len({row.model_args for row in rows}) > 1
-    words = [*devices, *([f"n ({', '.join(_sizes(rows[0].model_args))}), parameters"] if sizes else [])]
     kinds = [kind for kind in EVIDENCE if any(row.evidence == kind for row in rows)]
+    devices: dict[str, list[str]] = {}
+    for kind in kinds:
+        for device in dict.fromkeys(row.device for row in rows if row.evidence == kind and row.device):
+            devices.setdefault(device, []).append(kind)
+    sizes = len({row.model_args for row in rows}) > 1
+    named = [f"{', '.join(own)}: {device}" for device, own in devices.items()] if len(devices) > 1 else devices
+    words = [*named, *([f"n ({', '.join(_sizes(rows[0].model_args))}), parameters"] if sizes else [])]
     table = frame_of(rows, Row).groupby([*_SETTING], sort=False, dropna=False)
     lines = [_line(own, metric, sizes=sizes) for _, own in table]
     title = _finding(rows[0].model, METRICS[metric].partition(" ")[0], lines, drawn)
@@ -101,10 +105,13 @@ def _finding(model: str, what: str, lines: Sequence[_Line], drawn: str) -> str:
     ]
     if not errors or drawn == "published":
         return f"{model}: {drawn} {what}"
-    ends = [f"{100 * error:+.1f}".replace("-", "\N{MINUS SIGN}") for error in (min(errors), max(errors))]
-    if ends[0] == ends[1]:
-        return f"{model}: {drawn} {what} is {ends[0]}\u00a0% from the published one"
-    return f"{model}: {drawn} {what} is {ends[0]} to {ends[1]}\u00a0% from the published"
+    least, most = (round(100 * error, 1) for error in (min(errors), max(errors)))
+    if least < 0 < most:
+        far = f"from {-least:.1f}\u00a0% below to {most:.1f}\u00a0% above"
+    else:
+        ends = dict.fromkeys(f"{abs(end):.1f}" for end in sorted((least, most), key=abs))
+        far = f"{' to '.join(ends)}\u00a0% {'above' if most > 0 else 'below'}"
+    return f"{model}: {drawn} {what} is {far} the published"
 
 
 def _sizes(model_args: str) -> dict[str, str]:

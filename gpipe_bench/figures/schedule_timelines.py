@@ -15,7 +15,7 @@ from matplotlib.transforms import Affine2D
 
 from gpipe_bench.drawing.colours import KIND_COLOURS, KIND_WORDS, later
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, blank, heading, legend
+from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, blank, heading, legend, note
 from gpipe_bench.figures.schedules import ScheduleCell, read_cells
 from gpipe_bench.figures.tables import read_events
 from gpipe_bench.figures.text import significant, times
@@ -25,6 +25,7 @@ from gpipe_bench.schedules import SCHEDULES, Schedule, in_flight, named_schedule
 _COLUMNS: Final = 2
 _LANE_IN: Final = 0.095
 _IDLE: Final = "#EEEEEE"
+_OVERLAP: Final = "Steps overlap: what begins before 0 ran while other devices ended the step before."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ def _panels(steps: Sequence[ScheduleStep], width_in: float) -> Rows:
     row = steps[0].cell.row
     sizes = f"{row.microbatches} micro-batches on {steps[0].cell.devices} devices ({row.profile})"
     title = f"{_finding(steps)}; {sizes}"
-    longest_ms = max(event.end_us for step in steps for event in step.events) / 1000
+    events = [event for step in steps for event in step.events]
+    # Where steps overlap, a step begins while the one before it ends, at 0.
+    span_ms = min(0.0, *(event.start_us / 1000 for event in events)), max(event.end_us for event in events) / 1000
     half = -(-len(steps) // _COLUMNS)
     kinds = [kind for kind in COMPUTE_KINDS if any(event.kind == kind for step in steps for event in step.events)]
     handles = [Patch(facecolor=KIND_COLOURS[kind], label=KIND_WORDS[kind]) for kind in kinds]
@@ -78,8 +81,9 @@ def _panels(steps: Sequence[ScheduleStep], width_in: float) -> Rows:
     handles.append(Patch(facecolor=_IDLE, label="idle"))
     return [
         heading(title, [row.evidence], "", width_in),
-        *(_row(steps[k::half], longest_ms, last=k == half - 1, columns=min(_COLUMNS, len(steps))) for k in range(half)),
+        *(_row(steps, k, half, span_ms) for k in range(half)),
         legend(handles, len(handles)),
+        note(f"A row is a device. Copies are left out. {_OVERLAP if span_ms[0] < 0 else ''}".strip(), width_in),
     ]
 
 
@@ -94,16 +98,21 @@ def _finding(steps: Sequence[ScheduleStep]) -> str:
     return f"{model}: {name} trains {speed} as fast as 1f1b, in {memory} its memory"
 
 
-def _row(steps: Sequence[ScheduleStep], longest_ms: float, *, last: bool, columns: int) -> Sequence[Panel]:
-    """Steps side by side; an empty panel keeps the axis of time of a step that stands alone."""
+def _row(steps: Sequence[ScheduleStep], k: int, rows: int, span_ms: tuple[float, float]) -> Sequence[Panel]:
+    """Row k of so many; an empty panel keeps the axis of time of a step that stands alone.
+
+    The last step of each column has the numbers of the axis below it.
+    """
     height = steps[0].cell.devices * _LANE_IN
-    shown = [Panel(partial(_draw, longest_ms=longest_ms, last=last), step, height) for step in steps]
-    return [*shown, *[blank(height)] * (columns - len(shown))]
+    own = range(k, len(steps), rows)
+    ends = rows - 1, len(steps) - 1
+    shown = [Panel(partial(_draw, span_ms=span_ms, last=place in ends), steps[place], height) for place in own]
+    return [*shown, *[blank(height)] * (min(_COLUMNS, len(steps)) - len(shown))]
 
 
-def _draw(axes: Axes, step: ScheduleStep, longest_ms: float, *, last: bool) -> None:
+def _draw(axes: Axes, step: ScheduleStep, span_ms: tuple[float, float], *, last: bool) -> None:
     axes.set_title(step.words, fontsize="medium", loc="left", pad=2)
-    axes.set(xlim=(0, longest_ms), ylim=(step.cell.devices, 0), yticks=[])
+    axes.set(xlim=span_ms, ylim=(step.cell.devices, 0), yticks=[])
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="x", labelbottom=last)
     if last:
@@ -136,7 +145,7 @@ STEPS: Final = Figure(
     name="schedules_timelines",
     caption=(
         "One training step of each schedule on one axis of time. A row is a device; darker: its second partition. "
-        "Copies are left out."
+        "Copies are left out. Where steps overlap, what begins before 0 ran while the step before ended."
     ),
     sources=("", "_devices", "_events"),
     read=_read,

@@ -79,7 +79,8 @@ _FAMILIES: Final = (
 )  # fmt: skip
 _FILLS: Final = {"never": "full", "except_last": "left", "always": "none"}
 _COLUMNS: Final = 4
-_TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
+_TICKS: Final = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+_NARROW_TICKS: Final = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 _HEIGHT_IN: Final = 1.3
 
 
@@ -278,7 +279,8 @@ def _draw_pareto(axes: Axes, cells: Sequence[ScheduleCell]) -> str:
         axes.plot(cell.memory_gib, cell.throughput, **style, clip_on=False, zorder=3)
     axes.set_xscale("log")
     low, high = (pick(cell.memory_gib for cell in cells) for pick in (min, max))
-    ticks = [tick for tick in _TICKS if low <= tick <= high]
+    within = [[tick for tick in some if low <= tick <= high] for some in (_TICKS, _NARROW_TICKS)]
+    ticks = within[0] if len(within[0]) > 1 else within[1]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
     runs = [(m, len(list(own))) for m, own in groupby(cell.row.chunks for cell in front)]

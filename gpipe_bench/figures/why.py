@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gpipe_bench.figures.base import Figure, Panel, Rows, heading, legend
+from gpipe_bench.figures.base import Figure, Panel, Rows, heading, legend, note
 from gpipe_bench.figures.points import SHARES, Point, Series, points_of, series_of
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE
 from gpipe_bench.figures.sweep import fitting, machine_words, read_sweep, sweep_groups
@@ -36,14 +36,20 @@ _LOOK: Final[dict[str, dict[str, Any]]] = {
 
 def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     found: Rows = []
+    drawn: list[tuple[str, str, list[Point]]] = []
     for group in sweep_groups(rows):
         head = group[0]
         shown = charts(fitting(series_of(points_of(group))))
         found.append(heading(_finding(head.model, shown), [head.evidence], machine_words(head), width_in))
+        drawn += shown
         for title, axis, points in shown:
             found.append([Panel(partial(_draw, title=title, axis=axis), points, _HEIGHT_IN)])
     handles: list[Any] = [Patch(label=name, edgecolor=INK, linewidth=0.25, **_LOOK[name]) for name in SHARES]
-    return [*found, legend([*handles, Line2D([], [], label="with the ideal bubble alone", **_IDEAL)], 3)]
+    words = "Number: the share of idle time, bubble and imbalance."
+    if any(point.throughput is None for *_, points in drawn for point in points):
+        words += " A word instead of a bar says why there is none; oom: the step does not fit the memory."
+    ideal = Line2D([], [], label="with the ideal bubble alone", **_IDEAL)
+    return [*found, legend([*handles, ideal], 3), note(words, width_in)]
 
 
 def _finding(model: str, shown: Sequence[tuple[str, str, Sequence[Point]]]) -> str:

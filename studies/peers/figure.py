@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, note
 from gpipe_bench.figures.style import FAINT, INK, OKABE_ITO, RULE
-from gpipe_bench.figures.text import TIMES
+from gpipe_bench.figures.text import TIMES, listing
 from gpipe_bench.results.rows import TINY, PeerRow
 from gpipe_bench.results.tables import plain_records, read_table
 
@@ -89,7 +89,20 @@ def _panels(rows: pd.DataFrame, width_in: float) -> Rows:
     failed = rows[rows["status"] != "ok"]
     if absent := sorted({*(failed["contender"] + ": " + failed["status"])}):
         found.append(note(f"Not everywhere: {', '.join(absent)}; the table has the reasons.", width_in))
+    found.append(note(_reading(networks, cells), width_in))
     return found
+
+
+def _reading(networks: pd.DataFrame, cells: pd.DataFrame) -> str:
+    """What marks, bars and lines of the panels that are drawn mean."""
+    words = ["Marks: medians of the rounds; bars: 95 % intervals; an arrow: the value lies beyond the axis."]
+    if len(networks):
+        words.append("Throughput is over that of a plain loop of micro-batches; dashed: the limit of GPipe and 1F1B.")
+    if len(cells):
+        modes = [mode for mode in MODES if mode in set(cells["checkpoint"])]
+        order = f", for checkpoint {listing(modes)} from top to bottom" if len(modes) > 1 else ""
+        words.append(f"Host time is per micro-batch and partition{order}; less is better.")
+    return " ".join(words)
 
 
 def finding(networks: pd.DataFrame) -> str:
@@ -177,7 +190,10 @@ def _draw(axes: Axes, contest: _Contest) -> None:
             if row["ratio_low"] is not None:
                 axes.plot([row["ratio_low"], row["ratio_high"]], [place, place], color=colour)
             size = 3.4 / len(modes) ** 0.3
-            axes.plot(row["ratio"], place, linestyle="none", marker=marker, color=colour, markersize=size)
+            # The edge of the axes cuts no mark of a ratio near 0.
+            axes.plot(
+                row["ratio"], place, linestyle="none", marker=marker, color=colour, markersize=size, clip_on=False
+            )
         if y:
             axes.axhline(y - 0.5, linewidth=0.2, color=RULE, zorder=0)
     axes.set(xlim=(0, contest.reach), ylim=(len(names) - 0.5, -0.5))

@@ -59,6 +59,10 @@ _NAMES: Final = {
     "iou_fraction": "intersection over union",
 }
 
+_READING: Final = (
+    "Thin lines: each seed; thick: their median. Marks and bars: paired differences with 95 % intervals; "
+    "grey: margin of equivalence."
+)
 _VALUES: Final = ("estimate", "low", "high", "verdict")
 
 
@@ -116,6 +120,7 @@ def _model(model: str, tables: Tables, width_in: float) -> Rows:
         legend([_handle(style, f"to {style} {'micro-batches' if style != 'plain' else ''}") for style in _TO], 2),
         *_claims(claims, width_in),
         *([note(words, width_in)] if layers.empty else []),
+        note(_READING, width_in),
     ]
 
 

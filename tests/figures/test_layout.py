@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from gpipe_bench.figures.base import COLUMN_IN, PAGE_IN
+from gpipe_bench.components import Components
+from gpipe_bench.figures.base import COLUMN_IN, PAGE_IN, heading, lay_out
 from gpipe_bench.figures.registry import FIGURES
 from gpipe_bench.figures.runs import Run
-from gpipe_bench.figures.style import FONT_PT, drawing
+from gpipe_bench.figures.style import FONT_PT, TITLE_PT, drawing
+from gpipe_bench.figures.text import text_width_pt
 from gpipe_bench.figures.verdicts import Verdicts
+from tests.figures.marks import cut
 from tests.figures.synthetic import (
     ablation_row,
     accelerator_ablation,
@@ -23,6 +26,15 @@ from tests.figures.synthetic import (
     step_events,
 )
 
+
+def shared_ablation():
+    """Every combination of six components, one value each."""
+    labels = [components.label for components in Components.factorial(shared=True)]
+    speeds = {label: 60.0 - 0.5 * k for k, label in enumerate(labels)}
+    return [ablation_row(label, throughput_samples_per_s=speed, **HERE) for label, speed in speeds.items()]
+
+
+HERE = {"device": "cuda H9", "evidence": "simulated", "peak_reserved_gib": 20.0, "profile": "h9"}
 LONG = "a_very_long_name_of_a_device_or_argument_" * 3
 
 
@@ -42,6 +54,7 @@ CASES = {
     "ways of a cpu": ("ablation", cpu_ways),
     "accelerator": ("ablation", accelerator_ablation),
     "published": ("ablation", published_ablation),
+    "64 combinations": ("ablation", shared_ablation),
     "all failed": (
         "ablation",
         lambda: [ablation_row("dep-x-x", status="oom", reason="$needed_ {9} GiB"), ablation_row("dep-x-ptl")],
@@ -95,6 +108,22 @@ def test_texts_are_legible(case, texts_of):
     with drawing():
         figure = FIGURES[kind].canvas(data())
         check(figure, texts_of(figure))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_edge_of_the_axes_cuts_no_mark(case):
+    kind, data = CASES[case]
+    with drawing():
+        assert cut(FIGURES[kind].canvas(data())) == []
+
+
+def test_badges_leave_the_title_its_first_line():
+    title = "testnet: emulated memory is 15.0 to 18.5 % above the published"
+    for kinds in (["measured"], ["published", "simulated", "emulated"]):
+        with drawing():
+            figure = lay_out([heading(title, kinds, "", COLUMN_IN)], COLUMN_IN)
+        first, *_ = (text.get_text() for text in figure.axes[0].texts)
+        assert text_width_pt(first, TITLE_PT, bold=True) > COLUMN_IN * 72 / 2
 
 
 @pytest.mark.parametrize("kind", FIGURES)

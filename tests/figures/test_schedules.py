@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpipe_bench.components import Components
@@ -15,6 +17,7 @@ from gpipe_bench.results.catalogue import reference_figures
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules import SCHEDULES, named_schedule
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
+from tests.figures.marks import cut
 from tests.figures.synthetic import step_events, write_csv, write_rows
 from tests.figures.test_layout import check
 
@@ -127,6 +130,29 @@ def test_a_figure_fits_both_columns_of_a_page(name, texts_of):
         figure = FIGURES[name]()
         check(figure, texts_of(figure))
         assert figure.get_figheight() <= 5
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_edge_of_the_axes_cuts_no_mark(name):
+    with drawing():
+        assert cut(FIGURES[name]()) == []
+
+
+def test_a_step_that_begins_before_the_last_one_ended_is_drawn_whole(texts_of):
+    early = [replace(event, start_us=event.start_us - 3000.0) for event in step_events(4, 2, copies=False)]
+    with drawing():
+        figure = STEPS.canvas([ScheduleStep(cell(10.0, 2.0, name), early) for name in ("gpipe", "1f1b", "zb_h1")])
+        assert cut(figure) == []
+        texts = [text.get_text() for text, _ in texts_of(figure)]
+    assert any("what begins before 0 ran while other devices ended the step before" in text for text in texts)
+    # The last step of each of both columns has the numbers of its axis.
+    assert texts.count("time (ms)") == 2
+
+
+def test_a_short_axis_of_memory_has_more_than_one_number(texts_of):
+    with drawing():
+        figure = PARETO.canvas([cell(5, 11), cell(7, 16), cell(9, 27)])
+        assert {"15", "20"} <= {text.get_text() for text, _ in texts_of(figure)}
 
 
 def test_a_panel_says_the_microbatches_of_its_front(texts_of):

@@ -179,6 +179,28 @@ def test_an_emulated_table_shows_the_error_of_emulated_values(texts_of):
     assert "Right: emulated over published" in text
 
 
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        ((1.1, 1.2), "simulated throughput is 10.0 to 20.0 % above the published"),
+        ((0.9, 0.7), "simulated throughput is 10.0 to 30.0 % below the published"),
+        ((0.9, 1.3), "simulated throughput is from 10.0 % below to 30.0 % above the published"),
+        ((1.1, 1.1), "simulated throughput is 10.0 % above the published"),
+    ],
+)
+def test_a_title_says_how_far_values_are_from_the_published(texts_of, ratios, words):
+    rows = []
+    for n, ratio in zip((2, 4), ratios, strict=True):
+        setting = {"partitions": n, "chunks": 32, "balance": str(n)}
+        rows.append(published(**setting, throughput_samples_per_s=20.0, peak_reserved_gib=None, device="cuda H9"))
+        rows.append(sweep_row(n, 32, 32, throughput_samples_per_s=20.0 * ratio, balance=str(n), device="cuda H9"))
+    with drawing():
+        shown = " ".join(text.get_text() for text, _ in texts_of(TABLES.canvas(rows))).replace("\u00a0", " ")
+    assert words in shown
+    # Values of one device name it once.
+    assert shown.count("cuda H9") == 1
+
+
 def test_the_metric_that_was_published_is_drawn(texts_of):
     with drawing():
         text = words(texts_of(TABLES.canvas([published(throughput_samples_per_s=None, peak_reserved_gib=3.0)])))

@@ -8,6 +8,9 @@ from pathlib import Path
 from gpipe_bench.playground.page import PYODIDE_FILES
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpipe_bench/npm/node_modules/pyodide"
+NO_PYODIDE = (
+    f"needs npm's package pyodide in {CACHE}, where scripts/install_pyodide.sh puts it, or in GPIPE_BENCH_PYODIDE"
+)
 
 
 def pyodide_folder() -> Path | None:

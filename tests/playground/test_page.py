@@ -18,7 +18,7 @@ from gpipe_bench.playground.server import local_server
 from gpipe_bench.schedules import check, moved, named_schedule, read_csv, timing, to_csv
 from scripts.browser import BROWSERS, Quiet, browser_path, opened_browser, served
 from scripts.playground_speed import redrawn, table
-from tests.playground.pyodide import CACHE, pyodide_folder
+from tests.playground.pyodide import NO_PYODIDE, pyodide_folder
 
 # Of the large timeline: the left end of the axis of time, what lies from lane to lane, and the first lane's middle.
 LEFT, PITCH, MIDDLE = 22, 46, 12
@@ -102,13 +102,13 @@ def browser():
         yield opened
 
 
-@pytest.fixture(params=["server", pytest.param("pyodide", marks=pytest.mark.slow)])
+@pytest.fixture(params=["server", "pyodide"])
 def address(request, tmp_path):
     if request.param == "server":
         yield f"http://127.0.0.1:{request.getfixturevalue('port')}/"
         return
     if pyodide_folder() is None:
-        pytest.skip(f"needs npm's package pyodide in {CACHE} or where GPIPE_BENCH_PYODIDE says")
+        pytest.skip(NO_PYODIDE)
     export(tmp_path, pyodide_folder())
     with served(ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))) as own:
         yield own

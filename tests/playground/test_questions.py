@@ -15,7 +15,7 @@ import pytest
 from gpipe_bench.playground.page import static_files
 from gpipe_bench.playground.questions import ask
 from gpipe_bench.schedules import Durations, check, named_schedule, read_csv, searched, timing, to_csv
-from tests.playground.pyodide import CACHE, pyodide_folder
+from tests.playground.pyodide import NO_PYODIDE, pyodide_folder
 
 NODE = """
 import { readFileSync } from "node:fs";
@@ -190,7 +190,7 @@ def test_python_in_the_page_gives_the_same_answers(tmp_path):
     """Pyodide in Node: no browser, and another version of Python."""
     node, folder = shutil.which("node"), pyodide_folder()
     if node is None or folder is None:
-        pytest.skip(f"needs node, and npm's package pyodide in {CACHE} or where GPIPE_BENCH_PYODIDE says")
+        pytest.skip(f"needs node; {NO_PYODIDE}")
     (tmp_path / "ask.mjs").write_text(NODE)
     (tmp_path / "modules.zip").write_bytes(static_files()["gpipe_bench.zip"])
     lines = [json.dumps(question) for question in questions()]

@@ -25,6 +25,7 @@ from studies.peers.figure import LOOKS, limit
 from studies.peers.race import ContenderTimes, PeerError, Visit, race_case
 from studies.peers.settings import Settings, read_settings
 from studies.peers.table import write_race
+from tests.figures.marks import cut
 from tests.project.tree import ROOT
 
 # Each contender has processes of its own.
@@ -317,7 +318,18 @@ def test_the_figure_has_the_limit_and_tables_without_networks_or_cells_are_drawn
     with drawing():
         assert limit(rows[(rows["workload"] == "unet") & (rows["checkpoint"] == "always")]) == pytest.approx(8 / 5)
         for part in ("cells", "unet"):
-            PEERS.canvas(rows[rows["workload"] == part])
+            assert cut(PEERS.canvas(rows[rows["workload"] == part])) == []
+
+
+def test_a_mark_at_the_left_end_of_the_axis_is_whole_and_marks_are_explained(tmp_path):
+    rows_of(tmp_path, raced("cells", {"engine-scheduled": 0.5, "torchgpipe": 1, "plain": 0.001}))
+    rows = pd.read_csv(tmp_path / "p.csv", keep_default_na=True)
+    with drawing():
+        figure = PEERS.canvas(rows.astype(object).where(rows.notna(), None))
+        assert cut(figure) == []
+    texts = " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
+    assert "bars: 95 % intervals" in texts
+    assert "Host time is per micro-batch and partition; less is better." in texts
 
 
 def test_the_committed_figures_are_those_of_the_committed_tables(tmp_path, monkeypatch):
