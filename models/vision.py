@@ -91,7 +91,7 @@ def cut_network(module: nn.Module, size: int) -> nn.Sequential:
         size: height and width of the images it is traced with; others do as well where the network takes them.
 
     Raises:
-        UnsupportedError: see :func:`gpipe_bench.models.chain.cut`.
+        UnsupportedError: the forward cannot be traced, or its layers would do something else than the network.
 
     Warns:
         UserWarning: one layer holds more than half of the weights.

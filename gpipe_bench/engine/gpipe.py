@@ -56,8 +56,8 @@ class GPipe(PartitionedModule):
         checkpoint: which micro-batches keep no activations and are recomputed in the backward pass: ``always``, all;
             ``except_last``, all but the last; ``never``, none. In evaluation mode none is.
         deferred_batch_norm: whether batch normalization updates its running statistics once per batch, and not once
-            per micro-batch. It replaces these layers in ``module``, which may derive from PyTorch's. See
-            :func:`gpipe_bench.engine.batchnorm.convert_deferred_batch_norm` for those that are refused.
+            per micro-batch. It replaces these layers in ``module``, which may derive from PyTorch's. Any other layer
+            with running statistics is refused.
         components: which components of the engine are on; default: all. With a schedule, ``fork_join`` has nothing to
             switch: the schedule orders the backward pass.
         schedule: None for the paper's executor, in which autograd orders the backward pass. Else the runtime carries

@@ -161,8 +161,7 @@ def with_recomputation(schedule: Schedule, microbatches: int) -> Schedule:
 
     Args:
         schedule: any schedule.
-        microbatches: how many are checkpointed: m for ``always``, m - 1 for ``except_last``, 0 for ``never``; see
-            :func:`gpipe_bench.schedules.cycles.checkpoint_stop`.
+        microbatches: how many are checkpointed: m for ``always``, m - 1 for ``except_last``, 0 for ``never``.
     """
     there = {action for action in schedule if action.kind == "R"}
     rows: list[list[Action]] = []

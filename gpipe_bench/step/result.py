@@ -26,7 +26,7 @@ GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One device in a step; the shares are those of :class:`gpipe_bench.results.breakdown.Breakdown`.
+    """One device in a step. Its shares of compute, recompute, copy, bubble and imbalance add up to the step.
 
     Attributes:
         device: its number.
@@ -113,7 +113,7 @@ class Step:
         shortage: the same as numbers.
         throughput_samples_per_s: batch size over step time.
         step_time_ms: of a step that follows another, or from the start when there is but one; the mean where host
-            threads race, see :func:`gpipe_bench.simulator.steps.settings.enough_steps`.
+            threads race.
         microbatches: m, as the batch gave them.
         devices: use of each device.
         memory: of each device, in bytes; empty without memory.
@@ -169,8 +169,8 @@ class Step:
         if self.later_reserved_gib is not None and self.peak_reserved_gib is not None:
             before, after = gib_texts(self.peak_reserved_gib, self.later_reserved_gib)
             found.append(
-                f"reserved memory has not settled: {before} over all devices, {after} after twice as many steps; the "
-                "argument steps of simulate() takes more"
+                f"reserved memory has not settled: {before} over all devices, {after} after twice as many steps; "
+                "expect the larger one, or give simulate() more steps"
             )
         return tuple(found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 
 import pytest
 
@@ -43,6 +44,15 @@ def test_every_argument_is_explained_or_evident():
                     f"{name}.{each}" for each in inspect.signature(value).parameters if f" {each}: " not in words
                 ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_entries_lead_to_public_names_alone(page):
+    """A reader of the reference can look up every name of the package that it mentions."""
+    for name in set(re.findall(r"gpipe_bench(?:\.\w+)+", pages()[page])):
+        module = max((one for one in PUBLIC if name == one or name.startswith(f"{one}.")), key=len)
+        own, *_ = [*name.removeprefix(module).split(".")[1:], ""]
+        assert not own or own in importlib.import_module(module).__all__, name
 
 
 def test_docs_import_public_names_alone():

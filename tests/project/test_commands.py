@@ -152,9 +152,10 @@ def output_of(words: list[str], place: Path) -> str:
 def answer_of_the_reference(place: Path) -> str:
     """What ``make ablation`` ends with, of the committed rows of all kinds of evidence."""
     rows: list[dict[str, str]] = []
-    for folder in ("simulated/p40", "emulated/p40", "measured/2x-intel-xeon-processor"):
-        with (place / "results/reference" / folder / "ablation.csv").open(newline="") as file:
-            rows.extend(csv.DictReader(file))
+    of_ablation = (f"{kind}/ablation" for kind in ("simulated/p40", "emulated/p40", "measured/2x-intel-xeon-processor"))
+    for table in ("published/rows", *of_ablation):
+        with (place / "results/reference" / f"{table}.csv").open(newline="") as file:
+            rows.extend(row for row in csv.DictReader(file) if row["experiment"] == "ablation")
     (place / "all_kinds").mkdir(exist_ok=True)
     with (place / "all_kinds/ablation.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
