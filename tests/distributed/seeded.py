@@ -1,120 +1,36 @@
-"""What one seed draws: ranks and where they are, a model, a schedule, some calls, and what goes wrong.
-
-All numbers of the model are whole: so float64 holds every sum exactly, and a pipeline equals the plain module bit for
-bit in whatever order it adds up.
-"""
+"""What one seed draws: ranks and where they are, a model, a schedule, some calls, and what goes wrong."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from gpipe_bench import MicroBatches
 from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import LOOP, TWO_PER_DEVICE, placement
-from gpipe_bench.skip import Namespace, peek, pop, skippable, stash
+from gpipe_bench.skip import Namespace
+from tests.distributed.seeded_layers import WIDTH, Adds, Keeps, Layer, Looks, Norm, Probe
 
-WIDTH = 4
 PATIENCE_S = 5.0
-TRAINING = ("step", "add", "load")
-"""Calls that train: after the gradients are cleared, or not, or after other weights are loaded."""
-Probe = Callable[[str], None]
-"""Called by a layer in each pass, and by the loss."""
-
-# --- models ----------------------------------------------------------------------------------------------------------
-
-
-class Watched(Function):
-    """The identity; calls the probe backward, and may draw a random number there, which it does not use."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, probe: Probe, draws: bool) -> Tensor:
-        ctx.probe, ctx.draws = probe, draws
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        ctx.probe("backward")
-        if ctx.draws:
-            torch.rand(3)
-        return grad, None, None
-
-
-def small(x: Tensor) -> Tensor:
-    """x - 16 k, between -8 and 8."""
-    return x - (x.detach() / 16).round() * 16
-
-
-class Layer(nn.Module):
-    """(rows, 4), or a tuple or dict that holds it -> the same in a form of its own."""
-
-    def __init__(self, weight: nn.Parameter, form: str, draws: str, probe: Probe) -> None:
-        super().__init__()
-        self.weight, self.form, self.draws, self.probe = weight, form, draws, probe
-        self.made: list[Any] = []
-
-    def forward(self, values: Any) -> Any:
-        self.probe("forward")
-        if self.draws == "forward":
-            torch.rand(2)
-        x = values["x"] if isinstance(values, dict) else values[0] if isinstance(values, tuple) else values
-        y = nn.functional.linear(small(x), self.weight)
-        if isinstance(values, tuple) and values[1] is not None:
-            y = y + values[1][:, None]
-        y = Watched.apply(torch.where(y > 0, y, 2 * y), self.probe, self.draws == "backward")
-        if self.form == "tuple":
-            return y, (y.detach()[:, 0] > 0).long(), "text"
-        if self.form == "none":
-            return y, None, 1
-        return {"x": y, "mask": y.detach() > 0} if self.form == "dict" else y
-
-
-def tensor_of(values: Any) -> Tensor:
-    found: Tensor = values["x"] if isinstance(values, dict) else values[0] if isinstance(values, tuple) else values
-    return found
-
-
-@skippable(stash=["skip"])
-class Keeps(nn.Module):
-    def forward(self, values: Any) -> Any:
-        yield stash("skip", tensor_of(values) * 1)
-        return values
-
-
-@skippable(pop=["skip"])
-class Adds(nn.Module):
-    def forward(self, values: Any) -> Any:
-        skip = yield pop("skip")
-        return small(tensor_of(values)) + small(skip)
-
-
-@skippable(peek=["skip"])
-class Looks(nn.Module):
-    def forward(self, values: Any) -> Any:
-        skip = yield peek("skip")
-        return small(tensor_of(values)) - small(skip)
-
-
-def squares(output: Tensor, target: Tensor) -> Tensor:
-    return (output - target).square().sum()
-
-
-# --- what is drawn ---------------------------------------------------------------------------------------------------
+TRAINING = ("step", "add", "hold", "load")
+"""Calls that train: after the gradients are cleared; on top of those that are there; the same without a step of the
+optimizer; or after other weights are loaded."""
 
 DIFFERENCES = {
     "balance": ("balance", "processes"),
     "schedule": ("schedule", "processes"),
     "frozen": ("parameters",),
+    "deferred": ("deferred_batch_norm",),
+    "shared": ("the component shared",),
     "chunks": ("chunks",),
     "checkpoint": ("checkpoint",),
     "mode": ("training mode",),
-    "call": ("the call", "the schedule"),
+    "call": ("the call", "the schedule", "calls of pipe(x) before this step"),
     "max_norm": ("max_norm",),
     "grad mode": ("grad mode", "the schedule"),
 }
@@ -164,30 +80,73 @@ class Failure:
         return self.kind in ("stall", "cut", "idle") and self.name != "goes"
 
 
+@dataclass(frozen=True)
+class Topology:
+    """Where partitions are, and how they run.
+
+    Attributes:
+        grid: a row of ranks for each replica.
+        schedule: see :class:`gpipe_bench.distributed.Pipe`, as for the others.
+        balance: see there.
+        places: for each partition its rank in the pipeline.
+        chunks: see there.
+        checkpoint: see there.
+    """
+
+    grid: list[list[int]]
+    schedule: str
+    balance: list[int]
+    places: tuple[int, ...]
+    chunks: int
+    checkpoint: str
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Its replica, and its rank in the pipeline."""
+        return next((number, row.index(rank)) for number, row in enumerate(self.grid) if rank in row)
+
+    @classmethod
+    def drawn(
+        cls, draw: random.Random, schedule: str, per_device: int, grid: list[list[int]], balance: list[int]
+    ) -> Self:
+        partitions = len(grid[0]) * per_device
+        chunks, checkpoint = draw.randint(1, 5), draw.choice(["always", "except_last", "never"])
+        return cls(grid, schedule, balance, placement(schedule, partitions, len(grid[0])), chunks, checkpoint)
+
+
+def per_device_of(draw: random.Random, schedule: str) -> int:
+    """How many partitions a rank has."""
+    return 1 if schedule not in TWO_PER_DEVICE else draw.choice([2, 2, 3]) if schedule in LOOP else 2
+
+
+def grid_of(draw: random.Random, replicas: int, ranks: int) -> list[list[int]]:
+    size = replicas * ranks
+    order = draw.sample(range(size), size) if draw.random() < 0.5 else [*range(size)]
+    return [order[start : start + ranks] for start in range(0, size, ranks)]
+
+
 class Case:
     """All that a seed draws."""
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(f"case {seed}")
         self.seed = seed
-        self.schedule = draw.choice(SCHEDULES)
-        per_device = (
-            1 if self.schedule not in TWO_PER_DEVICE else draw.choice([2, 2, 3]) if self.schedule in LOOP else 2
-        )
+        schedule = draw.choice(SCHEDULES)
+        per_device = per_device_of(draw, schedule)
         replicas = draw.choice([1, 1, 1, 2, 2, 4])
         ranks = draw.choice([1, 2, 2, 3, 4] if replicas == 1 else [1, 2, 2, 3] if replicas == 2 else [1, 2])
-        self.size = replicas * ranks
-        order = draw.sample(range(self.size), self.size) if draw.random() < 0.5 else [*range(self.size)]
-        self.grid = [order[start : start + ranks] for start in range(0, self.size, ranks)]
-        self.partitions = ranks * per_device
-        # For each partition its rank in the pipeline.
-        self.places = placement(self.schedule, self.partitions, ranks)
-        self.balance = [draw.choice([1, 1, 1, 2]) for _ in range(self.partitions)]
-        self.chunks, self.checkpoint = draw.randint(1, 5), draw.choice(["always", "except_last", "never"])
-        self.layers = self._layers(draw, sum(self.balance))
-        self.ties = self._ties(draw, sum(self.balance)) if draw.random() < 0.4 else []
-        self.skips = self._skips(draw, sum(self.balance)) if draw.random() < 0.5 else []
-        kinds = ["step", "step", "step", "add", "load", "evaluate", "clip"]
+        balance = [draw.choice([1, 1, 1, 2]) for _ in range(ranks * per_device)]
+        self.first = Topology.drawn(draw, schedule, per_device, grid_of(draw, replicas, ranks), balance)
+        self.grid, self.place, self.size = self.first.grid, self.first.place, replicas * ranks
+        self.layers = self._layers(draw, sum(balance))
+        self.ties = self._ties(draw, sum(balance)) if draw.random() < 0.4 else []
+        self.skips = self._skips(draw, sum(balance)) if draw.random() < 0.5 else []
+        self.shared = not self.skips or draw.random() < 0.7
+        self.norms = (
+            draw.sample(range(sum(balance)), min(sum(balance), draw.randint(1, 2))) if draw.random() < 0.3 else []
+        )
+        # Otherwise a pipeline updates the statistics again as it recomputes.
+        self.deferred = self.first.checkpoint != "never" or draw.random() < 0.5
+        kinds = ["step", "step", "step", "add", "hold", "load", "evaluate", "infer", "clip"]
         self.calls = [draw.choice(kinds) for _ in range(draw.randint(1, 3))]
         usual = draw.randint(1, 8)
         self.rows = [usual if draw.random() < 0.7 else draw.randint(1, 9) for _ in self.calls]
@@ -198,6 +157,10 @@ class Case:
             self.rows.append(self.rows[which])
         # The rows of ready-made micro-batches, of one call.
         self.ready = [draw.randint(1, 3) for _ in range(draw.randint(1, 5))] if draw.random() < 0.15 else []
+        self.returns_output = draw.random() < 0.3
+        # The ranks that make the model on "meta", and the replicas that begin with weights of their own.
+        self.on_meta = draw.choice([[], [], [*range(self.size)], [rank for rank in range(self.size) if rank % 2]])
+        self.strange = draw.random() < 0.3
         self.of_batch = draw.random() < 0.2 and not self.ready
         self.timeout_s = draw.choice([2.0, 8.0, 60.0])
         self.unit_s = min(self.timeout_s, PATIENCE_S) / draw.choice([20_000, 200_000])
@@ -205,9 +168,28 @@ class Case:
         self.late_s = draw.choice([0.0, self.timeout_s / 3])
         self.lingers = [draw.random() < 0.3 for _ in range(self.size)]
         self.failures = [self._failure(draw) for _ in range(draw.choice([0, 1, 1, 1, 1, 2]))] if self.size > 1 else []
-        # Whether all ranks make another pipeline after this one, whatever became of it.
+        # Two ranks that differ alike may be all ranks.
+        if len({each.name or each for each in self.failures}) < len(self.failures):
+            self.failures = self.failures[:1]
+        # Whether all ranks make another pipeline after this one, in another topology, whatever became of the first one.
         alone = all(each.harmless or each.kind in ("exception", "interrupt", "difference") for each in self.failures)
         self.again = alone and len(self.failures) < 2 and draw.random() < 0.5
+        # The call after which they make a checkpoint, and whether this one loads it into memory without values.
+        self.saved_after = draw.randrange(len(self.calls)) if self.again and draw.random() < 0.6 else None
+        self.second, self.into_empty = self._second(draw, sum(balance)), draw.random() < 0.5
+
+    def _second(self, draw: random.Random, layers: int) -> Topology:
+        """Of as many ranks and layers, if there is one; else the first topology."""
+        # The mean of three replicas would not be exact.
+        ranks = draw.choice([self.size // replicas for replicas in (1, 2, 4, 8) if self.size % replicas == 0])
+        schedule = draw.choice(SCHEDULES)
+        per_device = per_device_of(draw, schedule)
+        if ranks * per_device > layers:
+            return self.first
+        ends = [0, *sorted(draw.sample(range(1, layers), ranks * per_device - 1)), layers]
+        balance = [end - start for start, end in pairwise(ends)]
+        found = Topology.drawn(draw, schedule, per_device, grid_of(draw, self.size // ranks, ranks), balance)
+        return found if self.deferred or not self.norms else replace(found, checkpoint="never")
 
     def _layers(self, draw: random.Random, count: int) -> list[tuple[str, bool, str]]:
         """The form and the frozenness of each layer, and in which pass it draws a random number."""
@@ -256,25 +238,28 @@ class Case:
         whole = failure.name in ("rows", "evaluation")
         return {*self.grid[self.place(failure.rank)[0]]} if whole else {failure.rank}
 
-    def place(self, rank: int) -> tuple[int, int]:
-        """Its replica, and its rank in the pipeline."""
-        return next((number, row.index(rank)) for number, row in enumerate(self.grid) if rank in row)
-
-    def model(self, probe: Probe = lambda what: None, version: int = 0) -> nn.Sequential:
-        """Made anew, always alike; other versions have other weights."""
+    def model(self, probe: Probe = lambda what: None, version: int = 0, device: str = "cpu") -> nn.Sequential:
+        """Made anew, always alike; other versions have other weights, and those on "meta" have none yet."""
         generator = torch.Generator().manual_seed(self.seed + 100_000 * version)
 
-        def weight(trained: bool) -> nn.Parameter:
+        def drawn() -> Tensor:
             matrix = torch.randint(-1, 2, (WIDTH, WIDTH), generator=generator).triu(1) + torch.eye(WIDTH)
-            return nn.Parameter(matrix[torch.randperm(WIDTH, generator=generator)].double(), trained)
+            return matrix[torch.randperm(WIDTH, generator=generator)].double()
 
-        weights = [weight(not frozen) for _, frozen, _ in self.layers]
+        values = [drawn() for _ in self.layers]
+        weights = [
+            nn.Parameter(each.to(device, copy=True), not frozen)
+            for each, (_, frozen, _) in zip(values, self.layers, strict=True)
+        ]
         for first, *others in self.ties:
             for other in others:
-                weights[other] = weights[first]
+                weights[other], values[other] = weights[first], values[first]
         layers: list[nn.Module] = [
-            Layer(w, form, draws, probe) for w, (form, _, draws) in zip(weights, self.layers, strict=True)
+            Layer(weight, value, form, draws, probe)
+            for weight, value, (form, _, draws) in zip(weights, values, self.layers, strict=True)
         ]
+        for index in self.norms:
+            layers[index] = nn.Sequential(layers[index], Norm(device))
         for first, *readers in self.skips:
             space = Namespace()
             layers[first] = nn.Sequential(layers[first], Keeps().isolate(space))
@@ -297,69 +282,22 @@ class Case:
         others = self.ready[1:]
         return MicroBatches([*batch.split([len(batch) - sum(others), *others])])
 
+    def cut(self, batch: Tensor, chunks: int) -> list[Tensor]:
+        """The micro-batches of what the pipeline is given."""
+        given = self.given(batch)
+        return given.values if isinstance(given, MicroBatches) else [*batch.chunk(chunks)]
+
     def __str__(self) -> str:
-        shape = f"{len(self.grid)} x {len(self.grid[0])} ranks {self.grid}, {self.partitions} partitions {self.balance}"
-        calls = [*zip(self.calls, self.rows, strict=True)]
-        how = f"{self.schedule}, chunks {self.chunks}, {self.checkpoint}, calls {calls}"
-        what = f"ready-made {self.ready}, ties {self.ties}, skips {self.skips}, time-out {self.timeout_s:g} s"
-        return f"{shape}; {how}; {what}; {', '.join(map(str, self.failures)) or 'no failure'}"
-
-
-# --- what a call gives -----------------------------------------------------------------------------------------------
-
-
-def update(parameters: Sequence[nn.Parameter]) -> None:
-    """Whole weights stay whole and small."""
-    with torch.no_grad():
-        for weight in parameters:
-            if weight.grad is not None:
-                weight.sub_(weight.grad.sign()).clamp_(-2, 2)
-
-
-def state_of(module: nn.Module) -> dict[str, Any]:
-    """Copies of all gradients and weights."""
-    return {
-        name: (None if each.grad is None else each.grad.clone(), each.detach().clone())
-        for name, each in module.named_parameters(remove_duplicate=False)
-    }
-
-
-def expected(case: Case, calls: Sequence[str] = ()) -> list[list[dict[str, Any]]]:
-    """For each replica what each call should give: a loss, an output or a norm, and gradients and weights after it."""
-    models = [case.model() for _ in case.grid]
-    found: list[list[dict[str, Any]]] = [[] for _ in models]
-    for number, call in enumerate(calls or case.calls):
-        for replica, model in enumerate(models):
-            result: dict[str, Any] = {}
-            x, target = case.batch(number, replica)
-            if call == "evaluate":
-                with torch.no_grad():
-                    result["output"] = model(x)
-            elif call == "clip":
-                result["norm"] = nn.utils.clip_grad_norm_(model.parameters(), 1e30)
-            else:
-                if call == "load":
-                    model.load_state_dict(case.model(version=number + 1).state_dict())
-                if call != "add":
-                    model.zero_grad()
-                loss = squares(model(x), target)
-                if loss.requires_grad:
-                    loss.backward()
-                result["loss"], result["x"] = loss.detach(), x.grad
-            found[replica].append(result)
-        if call in TRAINING:
-            _average(models)
-        for model, results in zip(models, found, strict=True):
-            if call in TRAINING:
-                update([*model.parameters()])
-            results[-1]["state"] = state_of(model)
-    return found
-
-
-def _average(models: Sequence[nn.Module]) -> None:
-    """Give the gradients of all models their mean; halves and quarters of whole numbers are exact."""
-    for weights in zip(*(model.parameters() for model in models), strict=True):
-        if weights[0].grad is not None:
-            mean = torch.stack([weight.grad for weight in weights]).sum(0) / len(models)
-            for weight in weights:
-                weight.grad = mean.clone()
+        parts = {
+            "": self.first,
+            "calls": [*zip(self.calls, self.rows, strict=True)],
+            "ready-made": self.ready,
+            "ties": self.ties,
+            "skips": f"{self.skips}{'' if self.shared else ', not shared'}" if self.skips else "",
+            "norms": f"{self.norms}{', deferred' if self.deferred else ''}" if self.norms else "",
+            "on meta": self.on_meta,
+            "time-out": f"{self.timeout_s:g} s",
+            "then": f"{self.second}, from after call {self.saved_after}" if self.again else "",
+            "failures": ", ".join(map(str, self.failures)) or "none",
+        }
+        return "; ".join(f"{name} {value}".strip() for name, value in parts.items() if value)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
-import re
 import sys
 import time
 from collections import Counter
@@ -19,42 +18,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
+from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gpipe_bench import Components
 from gpipe_bench.distributed import PeerError, Pipe
-from tests.distributed.seeded import (
-    DIFFERENCES,
-    OF_REPLICAS,
-    PATIENCE_S,
-    TRAINING,
-    WIDTH,
-    Case,
-    Failure,
-    expected,
-    squares,
-    state_of,
-    tensor_of,
-    update,
-)
+from tests.distributed import seeded_checkpoints
+from tests.distributed.seeded import TRAINING, Case, Failure, Topology
+from tests.distributed.seeded_layers import WIDTH, Norm, Signs, squares, tensor_of
+from tests.distributed.seeded_reference import state_of
+from tests.distributed.seeds_checks import BoomError, check
 from tests.distributed.virtual import HangError, KilledError, VirtualNetwork, World
-
-_BLAMES = (
-    r"ranks? ([\d, ]+(?:(?: or rank | and )\d+)*) (?:is gone|is silent|failed|for ')",
-    r"got none from rank ([\d, ]+) within",
-    r"got no connection to rank ([\d, ]+) \(",
-    r"on rank (\d+) and .* on rank (\d+);",
-)
-
-
-_MEETING = "all processes must make the pipeline"
-
-
-class BoomError(Exception):
-    """What a layer or a loss raises."""
 
 
 @dataclass
@@ -84,6 +62,7 @@ class Trial:
         world: in which it ran.
         happened: the failures that did happen, and when.
         found: by each rank.
+        saved: the checkpoint of each rank.
     """
 
     def __init__(self, seed: int) -> None:
@@ -92,10 +71,22 @@ class Trial:
         self.world.watch = self._uses_network
         self.happened: dict[Failure, float] = {}
         self.found = [Found() for _ in range(case.size)]
+        self.saved: dict[int, dict[str, Any]] = {}
+        self._folder: TemporaryDirectory[str] | None = None
+        self._networks: dict[tuple[int, ...], VirtualNetwork] = {}
         self._passes = [0] * case.size
         # Ranks that make another pipeline, which nothing happens to.
         self._later: set[int] = set()
-        self.world.run(self._job, case.late_s)
+        try:
+            self.world.run(self._job, case.late_s)
+        finally:
+            if self._folder is not None:
+                self._folder.cleanup()
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether all ranks have saved their part."""
+        return len(self.saved) == self.case.size
 
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
@@ -150,24 +141,36 @@ class Trial:
     # --- what a rank does --------------------------------------------------------------------------------------------
 
     def _job(self, network: VirtualNetwork) -> None:
-        rank, world, found = network.own, self.world, self.found[network.own]
-        replica, place = self.case.place(rank)
-        # As a process group has them, they live longer than a pipeline.
-        pipeline, replicas = (
-            VirtualNetwork(world, ranks, rank)
-            for ranks in (self.case.grid[replica], [row[place] for row in self.case.grid])
-        )
+        rank, found = network.own, self.found[network.own]
         made: WeakSet[Any] = WeakSet()
-        pipe = None
+        if not self._first(rank, made):
+            return
+        if self.case.again:
+            self._later.add(rank)
+            try:
+                found.again = self._again(rank, made)
+            except (KilledError, HangError):
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is a result
+                found.wrong.append(f"another pipeline: {type(error).__name__}: {error}")
+        if self.case.lingers[rank]:
+            self.world.pause(rank, 10 * self.case.timeout_s + 60)
+
+    def _first(self, rank: int, made: WeakSet[Any]) -> bool:
+        """All calls of the first pipeline; False if the rank makes no more of them."""
+        world, case, found, pipe = self.world, self.case, self.found[rank], None
         try:
-            pipe = self._pipeline(rank, made, pipeline, replicas)
-            for number, call in enumerate(self.case.calls):
-                for idle in self.case.failures:
+            pipe = self._pipeline(rank, made, case.first)
+            optimizer = Signs(pipe.parameters())
+            for number, call in enumerate(case.calls):
+                for idle in case.failures:
                     if (idle.kind, idle.rank, idle.number) == ("idle", rank, number) and self._happens(idle):
                         if idle.silent:
-                            world.pause(rank, 10 * self.case.timeout_s + 60)
-                        return
-                found.results.append(self._call(pipe, rank, number, call))
+                            world.pause(rank, 10 * case.timeout_s + 60)
+                        return False
+                found.results.append(self._call(pipe, optimizer, rank, number, call))
+                if number == case.saved_after:
+                    self.saved[rank] = seeded_checkpoints.copied(seeded_checkpoints.checkpoint_of(pipe, optimizer))
         except (KilledError, HangError):
             raise
         except BaseException as error:  # noqa: BLE001 - it is a result
@@ -179,30 +182,56 @@ class Trial:
             found.wrong.append(f"{len(made)} activations are kept")
         if pipe is not None:
             self._check_state(pipe, found)
-        del pipe
-        if self.case.again:
-            self._later.add(rank)
-            try:
-                pipe = self._pipeline(rank, made, pipeline, replicas, 100 * self.case.timeout_s)
-                found.again = self._call(pipe, rank, 0, "step")
-            except (KilledError, HangError):
-                raise
-            except BaseException as error:  # noqa: BLE001 - it is a result
-                found.wrong.append(f"another pipeline: {type(error).__name__}: {error}")
-        if self.case.lingers[rank]:
-            world.pause(rank, 10 * self.case.timeout_s + 60)
+        return True
+
+    def _groups(self, rank: int, topology: Topology) -> dict[str, VirtualNetwork]:
+        """Those of a rank: its pipeline, and its replicas. As process groups, they count the pipelines made of them."""
+        replica, place = topology.place(rank)
+        found = {"group": topology.grid[replica], "replicas": [row[place] for row in topology.grid]}
+        for ranks in found.values():
+            self._networks.setdefault((rank, *ranks), VirtualNetwork(self.world, ranks, rank))
+        return {name: self._networks[rank, *ranks] for name, ranks in found.items()}
+
+    def _again(self, rank: int, made: WeakSet[Any]) -> dict[str, Any]:
+        """A step of another pipeline, in another topology, from the checkpoint if there is one."""
+        case, second = self.case, self.case.second
+        empty = case.saved_after is not None and case.into_empty
+        pipe = self._pipeline(rank, made, second, 100 * case.timeout_s, empty=empty)
+        optimizer = Signs(pipe.parameters())
+        if self.has_checkpoint:
+            if self._folder is None:
+                self._folder = TemporaryDirectory()
+                # Each replica has statistics of its own.
+                ranks = case.grid[0] if case.norms else range(case.size)
+                seeded_checkpoints.save([self.saved[each] for each in ranks], self._folder.name)
+            seeded_checkpoints.load(pipe, optimizer, self._folder.name)
+        elif empty:
+            state = case.model().state_dict()
+            pipe.load_state_dict({name: state[name] for name in pipe.state_dict()})
+        return self._call(pipe, optimizer, rank, 0, "step", second)
 
     def _pipeline(
-        self, rank: int, made: WeakSet[Any], own: VirtualNetwork, replicas: VirtualNetwork, timeout_s: float = 0.0
+        self,
+        rank: int,
+        made: WeakSet[Any],
+        topology: Topology,
+        timeout_s: float = 0.0,
+        *,
+        empty: bool = False,
     ) -> Pipe:
-        case = self.case
-        model = case.model(lambda what: self._passes_layer(rank))
+        """The pipeline of a rank, without values of its weights if it is to be ``empty``."""
+        case, groups = self.case, self._groups(rank, topology)
+        strange = case.strange and topology.place(rank)[0] > 0
+        device = "meta" if empty or rank in case.on_meta else "cpu"
+        model = case.model(lambda what: self._passes_layer(rank), 60 if strange else 0, device)
         for layer in model.modules():
             if hasattr(layer, "probe"):
                 layer.register_forward_hook(
                     lambda module, inputs, output: made.add(tensor_of(output).untyped_storage())
                 )
-        balance, schedule = [*case.balance], case.schedule
+            if isinstance(layer, Norm) and strange and device == "cpu":
+                layer.norm.running_mean.fill_(3.0)
+        balance, schedule = [*topology.balance], topology.schedule
         if self._differs(rank, "balance"):
             other = [*balance[1:-1], balance[-1] + 1, balance[0] - 1] if max(balance) > 1 else [*balance, 1]
             balance = other if other != balance else [*balance, 1]
@@ -215,47 +244,30 @@ class Trial:
             model,
             balance,
             schedule=schedule,
-            chunks=case.chunks,
-            checkpoint=case.checkpoint,
-            group=own,
-            replicas=replicas if len(replicas.ranks) > 1 else None,
+            chunks=topology.chunks,
+            checkpoint=topology.checkpoint,
+            group=groups["group"],
+            replicas=groups["replicas"] if len(topology.grid) > 1 else None,
+            deferred_batch_norm=case.deferred != self._differs(rank, "deferred"),
+            components=Components(shared=case.shared != self._differs(rank, "shared")),
+            materialise=None if empty else reset,
             timeout_s=timeout_s or case.timeout_s,
         )
 
-    def _call(self, pipe: Pipe, rank: int, number: int, call: str) -> dict[str, Any]:
-        case = self.case
-        replica, place = case.place(rank)
-        trains, several = call in TRAINING, len(case.grid) > 1
-        x, target = case.batch(number, replica, int(trains and several and self._differs(rank, "rows", number)))
+    def _call(
+        self, pipe: Pipe, optimizer: Signs, rank: int, number: int, call: str, topology: Topology | None = None
+    ) -> dict[str, Any]:
+        case, topology = self.case, topology or self.case.first
+        replica, place = topology.place(rank)
+        several = len(topology.grid) > 1
+        more = call in TRAINING and several and self._differs(rank, "rows", number)
+        x, target = case.batch(number, replica, int(more))
         given = case.given(x) if place == 0 else None
+        call = self._begins(pipe, rank, number, call, given, several=several)
         result: dict[str, Any] = {}
-        # To clip gradients none of these counts.
-        runs = call != "clip"
-        if runs and self._differs(rank, "chunks", number):
-            pipe.chunks += 1
-        if runs and self._differs(rank, "checkpoint", number):
-            pipe.checkpoint = "never" if pipe.checkpoint != "never" else "always"
-        if runs and self._differs(rank, "mode", number):
-            pipe.eval()
-        if self._differs(rank, "call", number):
-            call, trains = ("evaluate", False) if call != "evaluate" else ("step", True)
-        if trains and several and self._differs(rank, "freezes", number):
-            first = next(pipe.parameters())
-            first.requires_grad_(not first.requires_grad)
-        if trains and several and self._differs(rank, "part", number):
-            pipe[0].eval()
-        if trains and several and self._differs(rank, "evaluation", number):
-            with torch.no_grad():
-                pipe(given)
-
-        def loss(output: Tensor, wanted: Tensor) -> Tensor:
-            self._passes_layer(rank)
-            return squares(output, wanted)
-
-        if call == "evaluate":
-            with torch.no_grad():
-                output = pipe(given)
-            result["output"] = None if output is None else torch.cat(output) if case.ready else output.clone()
+        if call in ("evaluate", "infer"):
+            with torch.no_grad() if call == "evaluate" else torch.inference_mode():
+                result["output"] = joined(pipe(given))
         elif call == "clip":
             result["norm"] = pipe.clip_grad_norm_(2e30 if self._differs(rank, "max_norm", number) else 1e30)
         else:
@@ -263,15 +275,47 @@ class Trial:
                 state = case.model(version=number + 1).state_dict()
                 pipe.load_state_dict({name: state[name] for name in pipe.state_dict()})
             there = several and any(each.grad is not None for each in pipe.parameters())
-            if call != "add" and not (there and self._differs(rank, "gradients", number)):
-                pipe.zero_grad()
-            how = several and place == case.places[-1] and self._differs(rank, "reduction", number)
-            with torch.set_grad_enabled(not self._differs(rank, "grad mode", number)):
-                result["loss"] = pipe.step(given, case.given(target), loss, reduction="mean" if how else "sum")
+            if call not in ("add", "hold") and not (there and self._differs(rank, "gradients", number)):
+                optimizer.zero_grad()
+            how = several and place == topology.places[-1] and self._differs(rank, "reduction", number)
+            result |= self._step(pipe, rank, number, given, case.given(target), "mean" if how else "sum")
             result["x"] = x.grad
-            update([*pipe.parameters()])
-        result["state"], result["generator"] = state_of(pipe), torch.get_rng_state()
+            if call != "hold":
+                optimizer.step()
+        result["state"], result["generator"] = state_of(pipe, optimizer), torch.get_rng_state()
         return result
+
+    def _begins(self, pipe: Pipe, rank: int, number: int, call: str, given: Any, *, several: bool) -> str:
+        """Set the mode of a call, and what a rank has otherwise than the others; gives its call, which may differ."""
+        # To clip gradients none of these counts.
+        if call != "clip":
+            if self._differs(rank, "chunks", number):
+                pipe.chunks += 1
+            if self._differs(rank, "checkpoint", number):
+                pipe.checkpoint = "never" if pipe.checkpoint != "never" else "always"
+            pipe.train((call != "infer") != self._differs(rank, "mode", number))
+        if self._differs(rank, "call", number):
+            return "step" if call in ("evaluate", "infer") else "evaluate"
+        if call in TRAINING and several:
+            if self._differs(rank, "freezes", number):
+                first = next(pipe.parameters())
+                first.requires_grad_(not first.requires_grad)
+            if self._differs(rank, "part", number):
+                pipe[0].eval()
+            if self._differs(rank, "evaluation", number):
+                with torch.no_grad():
+                    pipe(given)
+        return call
+
+    def _step(self, pipe: Pipe, rank: int, number: int, given: Any, target: Any, reduction: str) -> dict[str, Any]:
+        def loss(output: Tensor, wanted: Tensor) -> Tensor:
+            self._passes_layer(rank)
+            return squares(output, wanted)
+
+        options: Any = {"reduction": reduction, "return_output": self.case.returns_output}
+        with torch.set_grad_enabled(not self._differs(rank, "grad mode", number)):
+            found = pipe.step(given, target, loss, **options)
+        return {"loss": found[0], "output": joined(found[1])} if self.case.returns_output else {"loss": found}
 
     def _check_state(self, pipe: Pipe, found: Found) -> None:
         """What is documented of a pipeline that has failed, or has not."""
@@ -290,165 +334,15 @@ class Trial:
             found.wrong.append("a call after a failure raises nothing")
 
 
-# --- what must hold --------------------------------------------------------------------------------------------------
+def reset(module: nn.Module) -> None:
+    """Set the weights of a module of PyTorch's, or of :class:`Layer`, that had none."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
 
 
-def check(trial: Trial) -> list[str]:
-    """What does not hold."""
-    case, world = trial.case, trial.world
-    wrong = [*world.wrong, *(f"rank {rank}: {each}" for rank, found in enumerate(trial.found) for each in found.wrong)]
-    if world.hung:
-        return [*wrong, "nothing happens any more, and ranks wait"]
-    wanted = expected(case)
-    for rank, found in enumerate(trial.found):
-        replica, place = case.place(rank)
-        # A rank that does something else may do it alone, where it has no neighbours.
-        own = [each.number for each in trial.happened if each.kind == "difference" and rank in case.by(each)]
-        for number, (result, there) in enumerate(
-            zip(found.results[: min(own, default=None)], wanted[replica], strict=False)
-        ):
-            wrong += [f"rank {rank}, call {number}: {each}" for each in differences(result, there, place, case)]
-    wrong += generators(trial)
-    if case.again:
-        begun = expected(case, ["step"])
-        wrong += [
-            f"rank {rank}, another pipeline: {each}"
-            for rank, found in enumerate(trial.found)
-            if found.again is not None
-            for each in differences(found.again, begun[case.place(rank)[0]][0], case.place(rank)[1], case)
-        ]
-    harm = {failure: time_s for failure, time_s in trial.happened.items() if not failure.harmless}
-    if not harm:
-        wrong += [f"rank {rank} failed: {found.error}" for rank, found in enumerate(trial.found) if found.error]
-        return wrong
-    guilty = {rank for failure in harm for rank in case.by(failure)}
-    gone = {failure.rank for failure in harm if failure.kind in ("kill", "idle")}
-    if len(case.grid) == 1 and not any(failure.kind == "cut" for failure in harm):
-        least = min(len(trial.found[rank].results) for rank in guilty)
-        wrong += [
-            f"rank {rank} ended {len(found.results)} calls, rank {min(guilty)} {least}"
-            for rank, found in enumerate(trial.found)
-            if len(found.results) > least + 1
-        ]
-    if any(each.kind == "difference" for each in harm) and not any(found.error for found in trial.found):
-        wrong.append("nobody notices what differs")
-    # As documented: a rank that never had all its connections is named, too, by those that wait for it.
-    meeting = {rank for rank, found in enumerate(trial.found) if found.error and _MEETING in found.error[1]}
-    limit_s = limit(trial, harm)
-    for rank, found in enumerate(trial.found):
-        if rank in gone:
-            continue
-        if found.end_s > limit_s:
-            wrong.append(f"rank {rank} ended at {found.end_s:.3f} s, later than {limit_s:.3f} s")
-        if found.error is not None:
-            wrong += [
-                f"rank {rank}: {each}"
-                for each in misleading(rank, *found.error, harm, guilty, meeting, several=len(case.grid) > 2)
-            ]
-        elif len(found.results) < len(case.calls):
-            wrong.append(f"rank {rank} ended without an error")
-    return wrong
-
-
-def limit(trial: Trial, harm: dict[Failure, float]) -> float:
-    """When all ranks must have ended."""
-    case, patience_s = trial.case, min(trial.case.timeout_s, PATIENCE_S)
-    # Until all that does not wait is done.
-    work_s = max(4000 * case.unit_s, case.late_s) + sum(
-        0.3 * case.timeout_s for each in trial.happened if each.harmless
-    )
-    meeting = any(found.error and _MEETING in found.error[1] for found in trial.found)
-    # A rank that goes on by itself, or stops before it has a pipeline, and stays or makes another: nothing tells of it.
-    stays = any(
-        (case.again or case.lingers[each.rank])
-        and not (trial.found[each.rank].results and trial.found[each.rank].error)
-        for each in harm
-    )
-    silent = meeting or stays or any(failure.silent for failure in harm)
-    stands_s = 3 * case.timeout_s + 30 if any(failure.kind == "stall" for failure in harm) else 0.0
-    return max(harm.values()) + work_s + 4 * patience_s + case.timeout_s * silent + stands_s
-
-
-def misleading(
-    rank: int,
-    kind: type[BaseException],
-    text: str,
-    harm: dict[Failure, float],
-    guilty: set[int],
-    meeting: set[int],
-    *,
-    several: bool,
-) -> Iterator[str]:
-    """What is wrong with an error."""
-    own = {"interrupt": KeyboardInterrupt, "exception": BoomError}
-    if any(failure.rank == rank and own.get(failure.kind) is kind for failure in harm):
-        return
-    differs = any(failure.kind == "difference" for failure in harm)
-    if kind is not PeerError and not (differs and issubclass(kind, (ValueError, IndexError))):
-        yield f"{kind.__name__}: {text}"
-        return
-    names = [name for each in harm for name in (DIFFERENCES | OF_REPLICAS).get(each.name, ())]
-    rule = "must be the same in all processes"
-    named = any(f"{name} {rule}, got" in text for name in names)
-    if {failure.kind for failure in harm} == {"difference"} and rule in text and not named:
-        yield f"what differs is not named: {text}"
-    if differs and rank in guilty:
-        return
-    blamed = {
-        int(number) for form in _BLAMES for found in re.findall(form, text) for number in re.findall(r"\d+", str(found))
-    }
-    if {failure.kind for failure in harm} == {"exception"} and "BoomError: by accident" not in text:
-        yield f"the cause is not told: {text}"
-    if "which rank 0 keeps" in text or "no connection to rank others" in text:
-        return
-    # As documented: the silent rank, or one that waits for it, as any does while processes meet.
-    if _MEETING in text or any(failure.silent for failure in harm):
-        if not blamed:
-            yield f"no rank is named: {text}"
-    # Of three replicas and more each knows that one of the others is gone, but not which.
-    elif not blamed & (guilty | meeting) or not (differs or several or blamed <= guilty | meeting):
-        yield f"ranks {sorted(blamed)} are named for {sorted(guilty)}: {text}"
-
-
-def generators(trial: Trial) -> Iterator[str]:
-    """Which default generators of a pipeline are not alike, or have moved though nothing draws."""
-    case = trial.case
-    seed = torch.Generator().manual_seed(0).get_state()
-    for row in case.grid:
-        for number, results in enumerate(zip(*(trial.found[rank].results for rank in row), strict=False)):
-            states = [result["generator"] for result in results]
-            if not all(torch.equal(state, states[0]) for state in states):
-                yield f"call {number}: the generators of ranks {row} differ"
-            if not any(draws for *_, draws in case.layers) and not torch.equal(states[0], seed):
-                yield f"call {number}: the generators of ranks {row} have moved"
-
-
-def differences(result: dict[str, Any], wanted: dict[str, Any], place: int, case: Case) -> Iterator[str]:
-    """What of a call on one rank is not what the plain module gives."""
-    last = place == case.places[-1]
-    for name, value in result.items():
-        there = wanted.get(name)
-        if name == "generator":
-            continue
-        if name == "state":
-            for weight, (grad, values) in value.items():
-                grad_there, values_there = there[weight]
-                if not torch.equal(values, values_there):
-                    yield f"the values of {weight} differ"
-                if not same(grad, grad_there):
-                    yield f"the gradient of {weight} differs: {grad} for {grad_there}"
-        elif name == "output" and not last:
-            if value is not None:
-                yield "an output on another rank than the last"
-        elif (name != "x" or place == case.places[0]) and not same(value, there):
-            yield f"{name} differs: {value} for {there}"
-
-
-def same(value: Any, there: Any) -> bool:
-    """Whether two tensors are equal; a gradient of zeros is as good as none."""
-    if value is None or there is None:
-        return not any(each is not None and each.any() for each in (value, there))
-    return bool(torch.equal(value, there.to(value.dtype)))
+def joined(output: Any) -> Any:
+    """An output of its own; those of ready-made micro-batches are a list."""
+    return None if output is None else torch.cat(output) if isinstance(output, list) else output.clone()
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -456,11 +350,12 @@ def same(value: Any, there: Any) -> bool:
 
 @dataclass
 class Outcome:
-    """Of one seed."""
+    """Of one seed: what is wrong, what happened and how it ended, a digest of the log, and the time that it took."""
 
     seed: int
     wrong: list[str]
     kinds: list[str]
+    ends: list[str]
     digest: str
     cpu_s: float
 
@@ -471,10 +366,20 @@ def run(seed: int) -> Outcome:
     try:
         trial = Trial(seed)
         wrong, kinds, log = check(trial), [each.kind for each in trial.happened], trial.world.log
+        ends = ends_of(trial)
     except Exception as error:  # noqa: BLE001 - of the check itself
-        wrong, kinds, log = [f"{type(error).__name__}: {error}"], [], []
+        wrong, kinds, log, ends = [f"{type(error).__name__}: {error}"], [], [], ["the check"]
     digest = hashlib.sha256("\n".join(log).encode()).hexdigest()
-    return Outcome(seed, wrong, kinds or ["none"], digest, time.process_time() - begin_s)
+    return Outcome(seed, wrong, kinds or ["none"], ends, digest, time.process_time() - begin_s)
+
+
+def ends_of(trial: Trial) -> list[str]:
+    """How a seed has ended: in numbers of all ranks, refused before anything ran, or with a failure that is named."""
+    errors = [found.error[0] for found in trial.found if found.error]
+    whole = all(len(found.results) == len(trial.case.calls) for found in trial.found)
+    found = ["refused" if ValueError in errors else "failed" if errors or not whole else "all calls"]
+    found += ["another topology"] if trial.case.again else []
+    return [*found, "from a checkpoint"] if trial.has_checkpoint else found
 
 
 def prepare() -> None:
@@ -508,15 +413,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.seed is not None:
         return _one(options.seed, log=options.log)
     first, last = map(int, options.seeds.split(":"))
-    failed, cpu_s, kinds, begin_s = 0, 0.0, Counter[str](), time.monotonic()
+    failed, cpu_s, kinds, ends, begin_s = 0, 0.0, Counter[str](), Counter[str](), time.monotonic()
     for outcome in outcomes(range(first, last), options.jobs):
         cpu_s += outcome.cpu_s
         kinds.update(outcome.kinds)
+        ends.update(outcome.ends)
         if outcome.wrong:
             failed += 1
             print(f"python -m tests.distributed.seeds --seed {outcome.seed}  # {outcome.wrong[0]}", flush=True)
     took = f"{time.monotonic() - begin_s:.0f} s, {cpu_s / max(last - first, 1):.2f} s of CPU each"
-    print(f"{last - first} seeds, {failed} failed, {took}; what happened: {dict(sorted(kinds.items()))}")
+    print(f"{last - first} seeds, {failed} failed, {took}")
+    print(f"what happened: {dict(sorted(kinds.items()))}; how they ended: {dict(sorted(ends.items()))}")
     return int(failed > 0)
 
 

@@ -18,12 +18,14 @@ from gpipe_bench.distributed import agreement, connections, exchange, links, pip
 from gpipe_bench.distributed.data_parallel import Replicas
 from gpipe_bench.distributed.exchange import Exchange
 from gpipe_bench.distributed.failures import FailureChannel
+from gpipe_bench.engine import batchnorm
 from tests.cover import EVERY_CASE
 from tests.distributed.seeded import Case
-from tests.distributed.seeds import Trial, check, main, outcomes, prepare, run
+from tests.distributed.seeds import Trial, main, outcomes, prepare, run
+from tests.distributed.seeds_checks import check
 
 SEEDS = int(os.environ.get("SEEDS", "2000" if EVERY_CASE else "150"))
-WITHIN = 300
+WITHIN = 1000
 """So many seeds find each fault, at the most."""
 
 
@@ -67,8 +69,35 @@ def differs(case: Case) -> bool:
     return any(each.kind == "difference" for each in case.failures)
 
 
+def normalizes(case: Case) -> bool:
+    return any(each.name == "deferred" for each in case.failures)
+
+
+def tells_replicas(case: Case) -> bool:
+    """A rank fails and ends, while one that it works with stays, and other replicas may wait for this one."""
+    return len(case.grid) > 1 and any(
+        each.kind in ("exception", "interrupt")
+        and not case.again
+        and not case.lingers[each.rank]
+        and any(case.lingers[rank] for rank in case.grid[case.place(each.rank)[0]])
+        for each in case.failures
+    )
+
+
 def ties(case: Case) -> object:
     return case.ties
+
+
+def norms(case: Case) -> object:
+    return case.norms and case.deferred
+
+
+def strange(case: Case) -> object:
+    return case.strange and len(case.grid) > 1
+
+
+def checkpoints(case: Case) -> object:
+    return case.saved_after is not None and case.ties
 
 
 FAULTS = {
@@ -82,12 +111,23 @@ FAULTS = {
     "the wrong rank is named": Fault(FailureChannel, "__init__", "ranks[group.rank()]", "group.rank()"),
     "the cause is not told": Fault(Exchange, "give_up", "self._failures.tell(reason)", "pass"),
     "connections stay open": Fault(Exchange, "give_up", "self._links.close()", "pass"),
-    "those to replicas stay open": Fault(Exchange, "give_up", "self._replicas.close()", "pass"),
+    "those to replicas stay open": Fault(Exchange, "give_up", "self._replicas.close()", "pass", tells_replicas),
     "gradients of replicas are summed up": Fault(Replicas, "average", "flat /= self._group.size()", "pass"),
     "gradients are averaged early": Fault(Replicas, "done", "not self._left[action.j]", "self._left[action.j] == 1"),
     "an error is swallowed": Fault(Replicas, "_wait", "raise LostError(error) from None", "pass"),
     "a posted receive is forgotten": Fault(links._Expected, "begin", "self.next or self", "self", ties),
     "only the last rank knows the loss": Fault(Exchange, "leave", "told[self._ranks[-1]][0]", "loss"),
+    "a skip has its last reader's gradient": Fault(Exchange, "_source", "chain[chain.index(j) + 1]", "chain[-1]"),
+    "gradients do not accumulate": Fault(pipe.Pipe, "step", "pipeline, last =", "self.zero_grad(); pipeline, last ="),
+    "an output in no process": Fault(pipe.Pipe, "_begun", "if self.rank != self._pipeline.ranks[-1]", "if True"),
+    "weights without values stay so": Fault(pipe, "own_partitions", "materialise(each)", "pass"),
+    "tied weights without values become two": Fault(pipe, "_given_memory", "if tensor not in made", "if True", ties),
+    "replicas keep their weights": Fault(Replicas, "copy", "chain(module", "() and chain(module", strange),
+    "replicas keep their statistics": Fault(Replicas, "copy", ", module.named_buffers()", "", strange),
+    "statistics of one micro-batch": Fault(batchnorm.DeferredBatchNorm, "commit", "[call::calls]", "[-1:]", norms),
+    "statistics of a recomputation": Fault(batchnorm, "is_recomputing", "return", "return False and", norms),
+    "a checkpoint has other names": Fault(pipe, "stand_ins", "if tie.parameter", "if 0 and tie", checkpoints),
+    "ways to normalize are not compared": Fault(pipe, "description", ": deferred,", ": True,", normalizes),
 }  # fmt: skip
 
 
