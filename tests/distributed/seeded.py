@@ -30,7 +30,7 @@ DIFFERENCES = {
     "chunks": ("chunks",),
     "checkpoint": ("checkpoint",),
     "mode": ("training mode",),
-    "call": ("the call", "the schedule", "calls of pipe(x) before this step"),
+    "call": ("the call", "training mode", "the schedule", "rows", "calls of pipe(x) before this step"),
     "max_norm": ("max_norm",),
     "grad mode": ("grad mode", "the schedule"),
 }
@@ -230,6 +230,13 @@ class Case:
             number = draw.randint(1, draw.choice([4, 20]))
         elif kind in ("difference", "idle"):
             number = draw.randrange(len(self.calls))
+        if name == "max_norm":
+            self.calls[number] = "clip"
+        elif name == "gradients" and len(self.calls) > 1:
+            number = max(number, 1)
+            self.calls[number - 1 : number + 1] = ["step", "step"]
+        elif name in OF_REPLICAS and self.calls[number] not in TRAINING:
+            self.calls[number] = "step"
         apart = tuple(draw.sample(range(self.size), draw.randint(1, self.size - 1)))
         return Failure(kind, rank, number, name, apart if kind in ("cut", "hitch") else ())
 

@@ -49,8 +49,6 @@ def made(group, other=1, **changes):
         ({"layers": [each.double() for each in layers()]}, "parameters"),
         ({"layers": with_skip()}, "parameters"),
         ({"schedule": OTHER_ORDER}, "schedule"),
-        ({"deferred_batch_norm": True}, "deferred_batch_norm"),
-        ({"components": Components(shared=False)}, "the component shared"),
         ({"layers": with_buffer()}, "buffers"),
         ({"layers": [nn.Bilinear(3, 3, 3), *layers(3)]}, "parameters"),
         ({"layers": [type("Own", (nn.Linear,), {})(3, 3), *layers(3)]}, "layers"),

@@ -87,26 +87,6 @@ def test_another_number_of_processes():
         assert "processes must be as many as the devices of the schedule, 2 for 2 partitions, got 3" in str(result)
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("chunks", lambda pipe: setattr(pipe, "chunks", 3)),
-        ("checkpoint", lambda pipe: setattr(pipe, "checkpoint", "never")),
-        ("training mode", lambda pipe: pipe.eval()),
-    ],
-)
-def test_another_setting_on_one_rank(name, change):
-    def job(group):
-        pipe = Pipe(nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), [1, 1, 1], group=group, chunks=4)
-        if group.rank() == 1:
-            change(pipe)
-        pipe.step(torch.rand(8, 3), torch.rand(8, 3), functional.mse_loss)
-
-    results = run_ranks(3, job)
-    assert all(f"{name} must be the same in all processes, got" in str(result) for result in results)
-    assert [type(result) for result in results] == [PeerError, ValueError, PeerError]
-
-
 def test_input_that_is_refused():
     def job(group):
         pipe = Pipe(nn.Sequential(*(nn.Linear(3, 3) for _ in range(2))), [1, 1], group=group, chunks=4)

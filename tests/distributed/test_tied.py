@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from gpipe_bench.distributed import Pipe
@@ -85,24 +84,6 @@ def test_hooks_run_once_for_each_step_in_each_process(schedule):
     found = [calls for calls in results_of(ranks_of(schedule), job) if calls]
     assert [len(calls) for calls in found] == [2] * (2 if schedule == "zb_v" else 3)
     assert all(torch.equal(call, found[0][0]) for calls in found for call in calls)
-
-
-def test_a_frozen_one_gets_no_gradient():
-    model = tied()
-    model.embedding.weight.requires_grad_(requires_grad=False)
-    plain = copy.deepcopy(model)
-    cross_entropy(plain(BATCH), TARGETS).backward()
-
-    def job(group):
-        pipe = Pipe(copy.deepcopy(model), [1] * N, group=group, chunks=M)
-        pipe.step(BATCH, TARGETS, cross_entropy)
-        return {name: parameter.grad for name, parameter in pipe.named_parameters()}
-
-    grads = {name: grad for each in results_of(N, job) for name, grad in each.items()}
-    for name, grad in grads.items():
-        assert (grad is None) == (name in NAMES)
-        if grad is not None:
-            torch.testing.assert_close(grad, dict(plain.named_parameters())[name].grad)
 
 
 class Scores(nn.Module):
@@ -220,27 +201,6 @@ def test_a_weight_that_is_not_the_same_everywhere_is_noticed(place, spoil, got):
 
 
 # --- in processes of their own ---------------------------------------------------------------------------------------
-
-
-def replicated(rank, schedule):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
-    pipe = Pipe(tied(), [1, 3] if schedule == "1f1b" else [1] * N, chunks=M, schedule=schedule,
-                mesh=mesh["pipeline"], replicas=mesh["data"])  # fmt: skip
-    own = slice(None, None, 2) if rank < 2 else slice(1, None, 2)
-    pipe.step(BATCH[own], TARGETS[own], cross_entropy)
-    return {name: parameter.grad for name, parameter in pipe.named_parameters(remove_duplicate=False)}
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
-def test_replicas_average_the_sum(schedule, tmp_path):
-    results = run_processes(4, tmp_path, replicated, schedule)
-    plain = tied()
-    (cross_entropy(plain(BATCH), TARGETS) / 2).backward()
-    for found in results:
-        for name, grad in found.items():
-            torch.testing.assert_close(grad, dict(plain.named_parameters(remove_duplicate=False))[name].grad)
-    tied_ones = [grad for found in results for name, grad in found.items() if name in NAMES]
-    assert all(torch.equal(grad, tied_ones[0]) for grad in tied_ones)
 
 
 def scaled(rank):
