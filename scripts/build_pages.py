@@ -13,6 +13,7 @@ import html
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
 from posixpath import normpath
@@ -28,7 +29,8 @@ from scripts.table_contents import ROOT
 REPOSITORY: Final = "https://github.com/gpipe-bench/gpipe_bench/blob/main"
 _SHELL: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{title}</title><style>{style}</style></head><body>
+<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">
+<title>{title}</title><style>{style}</style></head><body>
 <nav><a href="{up}index.html">gpipe_bench</a> <a href="{up}docs/README.html">docs</a>
 <a href="{up}report.html">report</a> <a href="{up}playground/index.html">playground</a></nav>
 <main>
@@ -58,7 +60,9 @@ def build(out: Path, pyodide: Path | None = None) -> None:
         path.write_text(page(name, names), encoding="utf-8")
     for folder in ("docs/pictures", "figures/reference"):
         shutil.copytree(ROOT / folder, out / folder, ignore=shutil.ignore_patterns("*.pdf"), dirs_exist_ok=True)
-    write_report(ROOT / "results/reference", None, out / "report.html")
+    report = out.resolve() / "report.html"
+    with chdir(ROOT):  # The report names its tables as they are given: without the folder of this checkout.
+        write_report(Path("results/reference"), None, report)
     export(out / "playground", pyodide)
 
 

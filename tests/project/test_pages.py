@@ -81,6 +81,12 @@ def test_docs_report_and_playground_are_published(site):
     assert "<table>" in first
 
 
+def test_pages_load_no_icon_and_name_no_folder_of_the_machine_that_built_them(site):
+    pages = {path.name: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    assert [name for name, text in pages.items() if '<link rel="icon" href="data:,">' not in text] == []
+    assert [name for name, text in pages.items() if str(ROOT) in text] == []
+
+
 def test_links_to_the_repository_name_files_that_it_has(site):
     links = {link for path in site.glob("docs/*.html") for link in Links(path.read_text(encoding="utf-8")).links}
     own = {link.removeprefix(f"{REPOSITORY}/").partition("#")[0] for link in links if link.startswith(REPOSITORY)}
