@@ -254,6 +254,8 @@ def test_runs_are_chosen_and_figures_enlarged(page, width, scheme):
         if width < 500:
             ends = "[...document.querySelectorAll('#answer td, nav a')].map((one) => one.getBoundingClientRect().right)"
             assert max(tab.evaluate(ends)) <= width
+            hidden = "[...document.querySelectorAll('#answer .scroll')].map((e) => e.scrollHeight - e.clientHeight)"
+            assert max(tab.evaluate(hidden)) <= 0
         # The first forward task has the colour that it has on the playground.
         tab.select_option("#timeline-set", index=0)
         spot = """() => {
