@@ -296,7 +296,8 @@ def _draw_columns(axes: Axes, columns: Sequence[Outcome], column: str, scale: fl
     axes.set_ylabel(label)
     axes.grid(axis="y", linewidth=0.3, color=RULE)
     axes.set_axisbelow(True)
-    for x, outcome in enumerate(columns):
+    # The published variants last, over their neighbours.
+    for x, outcome in sorted(enumerate(columns), key=lambda place: place[1].variant in _MARKS):
         interval = outcome.interval(column)
         if interval is None:
             for row in outcome.failed[:1]:
@@ -328,13 +329,15 @@ def _draw_matrix(axes: Axes, columns: Sequence[Outcome], names: Sequence[str]) -
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.tick_params(axis="y", length=0)
     axes.spines[:].set_visible(False)
+    # Dots of neighbours do not touch.
+    size = min(2.9, 150 / len(columns))
     for y in range(0, len(names), 2):
         axes.axhspan(y - 0.5, y + 0.5, color="#F4F4F4", zorder=0)
     for x, outcome in enumerate(columns):
         components = Components.from_label(outcome.variant)
         for on, colour in ((False, RULE), (True, INK)):
             dots = [y for y, name in enumerate(names) if getattr(components, name) is on]
-            axes.plot([x] * len(dots), dots, "o", color=colour, markersize=2.9, markeredgewidth=0)
+            axes.plot([x] * len(dots), dots, "o", color=colour, markersize=size, markeredgewidth=0)
 
 
 def _reading(group: Group) -> str:

@@ -148,11 +148,11 @@ def lay_out(rows: Rows, width_in: float) -> Canvas:
 def heading(title: str, evidence: Sequence[str], setting: str, width_in: float) -> list[Panel]:
     """A title with a badge for each kind of evidence at the right of its first line, and the setting below.
 
-    Badges that leave the title less than half of that line stand above it.
+    Badges that take more than a third of that line stand above it.
     """
     badges = sum(text_width_pt(kind, bold=True) + 9 for kind in evidence)
     width = (width_in - 2 * _MARGIN_IN) * 72
-    above = badges > width / 2
+    above = badges > width / 3
     titles = wrap(title, width, TITLE_PT, bold=True, first_pt=None if above else width - badges - _APART_PT)
     lines = wrap(setting, width)
     top = _TOP_IN + (_BADGES_IN if above else 0.0)

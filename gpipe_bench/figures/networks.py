@@ -21,8 +21,7 @@ from gpipe_bench.schedules import SCHEDULES
 
 _HEIGHT_IN: Final = 0.85
 _READING: Final = (
-    "Memory is that of the fullest device. Only copies: the share of the step in which a device does nothing but copy. "
-    "A mark that is missing: the step does not fit."
+    "Memory is that of the fullest device. Only copies: the share of the step in which a device does nothing but copy."
 )
 _LOOKS: Final[Sequence[dict[str, Any]]] = (
     {"marker": "o", "color": OKABE_ITO["black"], "markersize": 3.6},
@@ -90,11 +89,13 @@ def _panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
         draw = _drawing(label, value, looks, first=not shown, last=last)
         shown.append([Panel(draw, setting, _HEIGHT_IN) for setting in settings])
     handles = [Line2D([], [], linestyle="none", label=name, **look) for name, look in looks.items()]
+    whole = all(len({*map(frozenset, setting.cells.values())}) == 1 for setting in settings)
+    missing = "" if whole else " A mark that is missing: the step does not fit."
     return [
         heading(_finding(settings[0]), [cells[0].row.evidence], ", ".join(alike), width_in),
         *shown,
         legend(handles, 2),
-        note(_READING, width_in),
+        note(_READING + missing, width_in),
     ]
 
 
@@ -137,7 +138,7 @@ NETWORKS: Final = Figure(
     name="networks",
     caption=(
         "Throughput, memory of the fullest device, and share of the step in which only copies run, of several networks "
-        "under every schedule. Columns are devices. A mark that is missing: the step does not fit the memory."
+        "under every schedule. Columns are devices."
     ),
     sources=("", "_devices"),
     read=_read,

@@ -77,7 +77,9 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     parts = [_model([row for row in rows if row.model == model], metric, drawn, width_in) for model in models]
     handles = [Line2D([], [], linestyle="none", label=kind, **_MARKS[kind]) for kind in kinds]
     gains = "; then both over the first row" if metric == _SPEED else ""
-    words = f"Right: {drawn} over published, minus 1{gains}. n: partitions, m: micro-batches."
+    # Lines of one size are told apart by their micro-batches.
+    chunks = any(len({row.model_args for row in rows if row.model == model}) == 1 for model in models)
+    words = f"Right: {drawn} over published, minus 1{gains}. n: partitions{', m: micro-batches' if chunks else ''}."
     naive = f" {NAIVE}" if any(row.chunks == 1 and (row.partitions or 1) > 1 for row in rows) else ""
     return [*across(parts), legend(handles, len(handles)), note(words + naive, width_in)]
 

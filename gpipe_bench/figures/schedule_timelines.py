@@ -15,7 +15,7 @@ from matplotlib.transforms import Affine2D
 
 from gpipe_bench.drawing.colours import KIND_COLOURS, KIND_WORDS, later
 from gpipe_bench.errors import ConfigError
-from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, blank, heading, legend, note
+from gpipe_bench.figures.base import PAGE_IN, Figure, Panel, Rows, Selection, heading, legend, note
 from gpipe_bench.figures.schedules import ScheduleCell, read_cells
 from gpipe_bench.figures.tables import read_events
 from gpipe_bench.figures.text import significant, times
@@ -99,25 +99,23 @@ def _finding(steps: Sequence[ScheduleStep]) -> str:
 
 
 def _row(steps: Sequence[ScheduleStep], k: int, rows: int, span_ms: tuple[float, float]) -> Sequence[Panel]:
-    """Row k of so many; an empty panel keeps the axis of time of a step that stands alone.
-
-    The last step of each column has the numbers of the axis below it.
-    """
+    """Row k of so many; the panels of the last one have the numbers of the axis, also one without a step."""
     height = steps[0].cell.devices * _LANE_IN
-    own = range(k, len(steps), rows)
-    ends = rows - 1, len(steps) - 1
-    shown = [Panel(partial(_draw, span_ms=span_ms, last=place in ends), steps[place], height) for place in own]
-    return [*shown, *[blank(height)] * (min(_COLUMNS, len(steps)) - len(shown))]
+    own: list[ScheduleStep | None] = [*steps[k::rows]]
+    own += [None] * (min(_COLUMNS, len(steps)) - len(own))
+    return [Panel(partial(_draw, span_ms=span_ms, last=k == rows - 1), step, height) for step in own]
 
 
-def _draw(axes: Axes, step: ScheduleStep, span_ms: tuple[float, float], *, last: bool) -> None:
-    axes.set_title(step.words, fontsize="medium", loc="left", pad=2)
-    axes.set(xlim=span_ms, ylim=(step.cell.devices, 0), yticks=[])
+def _draw(axes: Axes, step: ScheduleStep | None, span_ms: tuple[float, float], *, last: bool) -> None:
+    axes.set(xlim=span_ms, yticks=[])
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="x", labelbottom=last)
     if last:
         axes.set_xlabel("time (ms)")
-    _draw_boxes(axes, step)
+    if step:
+        axes.set_title(step.words, fontsize="medium", loc="left", pad=2)
+        axes.set_ylim(step.cell.devices, 0)
+        _draw_boxes(axes, step)
 
 
 def _draw_boxes(axes: Axes, step: ScheduleStep) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,8 +141,8 @@ def _pareto_panels(cells: Sequence[ScheduleCell], width_in: float) -> Rows:
     groups = {name: [cell for cell in group if cell.devices == _usual(group)] for name, group in every.items()}
     counts = sorted({_usual(group) for group in groups.values()})
     words = (
-        "Memory: reserved by the fullest device. Line: the front. Its micro-batches (m) stand above a panel, from the "
-        "left to the right of the front; in brackets, of how many cells. "
+        "Memory: reserved by the fullest device. Line: the front. Its micro-batches (m) stand above a panel; they "
+        "change at a dotted line. "
         "Full marks: no checkpoints; half: except the last micro-batch; empty: always."
     )
     on = f"On {' or '.join(map(str, counts))} devices"
@@ -283,8 +283,11 @@ def _draw_pareto(axes: Axes, cells: Sequence[ScheduleCell]) -> str:
     ticks = within[0] if len(within[0]) > 1 else within[1]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
-    runs = [(m, len(list(own))) for m, own in groupby(cell.row.chunks for cell in front)]
-    return f"m = {', '.join(f'{m} ({count})' if count > 1 and len(runs) > 1 else str(m) for m, count in runs)}"
+    counts = [cell.row.chunks for cell in front]
+    for before, after in pairwise(front):
+        if before.row.chunks != after.row.chunks:
+            axes.axvline((before.memory_gib * after.memory_gib) ** 0.5, color=FAINT, linewidth=0.8, linestyle=":")
+    return f"m = {' | '.join(str(m) for m, _ in groupby(counts))}"
 
 
 def _draw_scaling(axes: Axes, cells: Sequence[ScheduleCell]) -> str:

@@ -89,7 +89,7 @@ def _nearest(known: set[int], wanted: int) -> int:
 def _draw(axes: Axes, points: Sequence[Point], title: str, axis: str) -> None:
     good = [max(point.device_ms, point.ideal_ms) for point in points if point.throughput is not None]
     axes.set(xlim=(-0.6, len(points) - 0.4), ylim=(0, max(good) * 1.3))
-    axes.set_title(title, loc="left", fontsize="medium", fontweight="bold", pad=2)
+    axes.set_title(title, loc="left", fontsize="medium", pad=2)
     axes.grid(axis="y", linewidth=0.3, color=RULE)
     axes.set_axisbelow(True)
     for x, point in enumerate(points):

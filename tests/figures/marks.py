@@ -6,6 +6,21 @@ from math import isnan
 
 from matplotlib.markers import MarkerStyle
 
+from gpipe_bench.figures.style import save
+
+
+def noting_cuts(monkeypatch):
+    """What is cut in the figures that are saved from now on."""
+    found = []
+
+    def noted(figure, *more):
+        paths = save(figure, *more)
+        found.extend(cut(figure))
+        return paths
+
+    monkeypatch.setattr("gpipe_bench.figures.base.save", noted)
+    return found
+
 
 def cut(figure):
     """The axis and the shape of each mark and box that is not drawn as a whole; the figure is drawn with 72 dpi."""

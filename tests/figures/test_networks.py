@@ -50,6 +50,16 @@ def test_it_fits_both_columns_of_a_page(texts_of):
         assert figure.get_figheight() <= 5
 
 
+def test_missing_marks_are_explained_where_there_are_any(texts_of):
+    def words(*cells):
+        with drawing():
+            return " ".join(text.get_text() for text, _ in texts_of(NETWORKS.canvas([*cells])))
+
+    both = [cell(5, 2, name, model=model) for name in ("1f1b", "zb_v") for model in ("plain", "rich")]
+    assert "missing" not in words(*both)
+    assert "A mark that is missing: the step does not fit." in words(*both[:3])
+
+
 def test_the_reference_has_figures_of_residuals(tmp_path):
     (tmp_path / "simulated" / "h100").mkdir(parents=True)
     for name in ("residuals", "residuals_float32", "residuals_components"):

@@ -20,6 +20,7 @@ from gpipe_bench.figures.registry import FIGURES, draw_reference
 from gpipe_bench.figures.style import drawing, save
 from gpipe_bench.results.catalogue import figures_of, reference_figures, run_figures
 from tests.cover import EVERY_CASE
+from tests.figures.marks import cut
 from tests.figures.synthetic import ablation_row, write_rows
 from tests.figures.test_layout import check
 from tests.project.pages import PAGES, commands
@@ -65,6 +66,7 @@ def test_a_redrawn_figure_is_the_committed_one(name, tmp_path, texts_of, monkeyp
     if EVERY_CASE:
         with drawing():
             check(figure, texts_of(figure))
+            assert cut(figure) == []
     # Verdicts have a line for each behaviour, as high as a line of text.
     assert figure.get_figheight() <= (10.0 if one.kind == "verdicts" else HIGHEST_IN)
 

@@ -145,8 +145,17 @@ def test_a_step_that_begins_before_the_last_one_ended_is_drawn_whole(texts_of):
         assert cut(figure) == []
         texts = [text.get_text() for text, _ in texts_of(figure)]
     assert any("what begins before 0 ran while other devices ended the step before" in text for text in texts)
-    # The last step of each of both columns has the numbers of its axis.
+    # Each of both columns has the numbers of its axis at its end.
     assert texts.count("time (ms)") == 2
+
+
+def test_rows_of_steps_are_equally_far_apart():
+    steps = [ScheduleStep(cell(10.0, 2.0, name), step_events(4, 2, copies=False)) for name in [*SCHEDULES][:5]]
+    with drawing():
+        figure = STEPS.canvas(steps)
+    tops = sorted({round(axes.get_position().y1, 3) for axes in figure.axes if axes.axison})
+    assert len(tops) == 3
+    assert tops[2] - tops[1] == pytest.approx(tops[1] - tops[0], abs=0.005)
 
 
 def test_a_short_axis_of_memory_has_more_than_one_number(texts_of):
@@ -163,7 +172,7 @@ def test_a_panel_says_the_microbatches_of_its_front(texts_of):
     one = [cell(5, 2, chunks=4), cell(9, 4, chunks=4), cell(8, 5, chunks=64)]
     assert "testnet, h9\nm = 4" in words(one)
     two = [*one, cell(12, 9, chunks=64)]
-    assert "testnet, h9\nm = 4 (2), 64" in words(two)
+    assert "testnet, h9\nm = 4 | 64" in words(two)
 
 
 def test_scaling_says_from_how_many_devices_on_zero_bubble_is_ahead(texts_of):

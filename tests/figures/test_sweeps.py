@@ -169,6 +169,7 @@ def test_a_published_table_shows_the_error_of_each_row(texts_of):
     assert "simulated: oom" in text
     assert "Right: simulated over published, minus 1; then both over the first row" in text
     assert "1.00, 1.00\u00d7" in text
+    assert "n: partitions, m: micro-batches." in text
 
 
 def test_an_emulated_table_shows_the_error_of_emulated_values(texts_of):
@@ -216,6 +217,7 @@ def test_a_table_of_sizes_has_the_printed_number_of_parameters(texts_of):
         text = words(texts_of(TABLES.canvas([replace(row, throughput_samples_per_s=None) for row in sizes])))
     assert "n=4 (24, 160) 7.80B" in text
     assert "n=8 (48, 160) 15.8B" in text
+    assert "n: partitions." in text
 
 
 def variants():

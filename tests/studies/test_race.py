@@ -25,7 +25,7 @@ from studies.peers.figure import LOOKS, limit
 from studies.peers.race import ContenderTimes, PeerError, Visit, race_case
 from studies.peers.settings import Settings, read_settings
 from studies.peers.table import write_race
-from tests.figures.marks import cut
+from tests.figures.marks import cut, noting_cuts
 from tests.project.tree import ROOT
 
 # Each contender has processes of its own.
@@ -334,8 +334,10 @@ def test_a_mark_at_the_left_end_of_the_axis_is_whole_and_marks_are_explained(tmp
 
 def test_the_committed_figures_are_those_of_the_committed_tables(tmp_path, monkeypatch):
     monkeypatch.setattr("gpipe_bench.figures.style.SUFFIXES", (".svg",))
+    cuts = noting_cuts(monkeypatch)
     drawn = [path for paths in draw_reference(PEERS, [""], tmp_path) for path in paths]
     assert len(drawn) == 4
+    assert cuts == []
     for path in drawn:
         assert path.read_bytes() == (ROOT / "figures/reference" / path.relative_to(tmp_path)).read_bytes()
 

@@ -22,6 +22,7 @@ from studies.training.settings import MODELS, Case, read_settings
 from studies.training.tables import collect, run_cases
 from studies.training.train import ACCUMULATED, ARMS, PLAIN, Arm, Training, train_arms
 from studies.training.verdict import Margins
+from tests.figures.marks import noting_cuts
 from tests.processes import apart
 from tests.project.tree import ROOT
 
@@ -142,7 +143,9 @@ def test_a_model_without_batch_normalisation_says_that_there_is_nothing_to_defer
 
 def test_the_committed_figures_are_those_of_the_committed_tables(tmp_path, monkeypatch):
     monkeypatch.setattr("gpipe_bench.figures.style.SUFFIXES", (".svg",))
+    cuts = noting_cuts(monkeypatch)
     drawn = [path for paths in draw_reference(TRAINING, MODELS, tmp_path) for path in paths]
     assert len(drawn) == 2
+    assert cuts == []
     for path in drawn:
         assert path.read_bytes() == (ROOT / "figures/reference" / path.relative_to(tmp_path)).read_bytes()
