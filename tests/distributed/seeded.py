@@ -43,7 +43,8 @@ OF_REPLICAS = {
     "freezes": ("parameters",),
     "part": ("modes of layers",),
 }
-"""What replicas must have alike, too: all ranks of one have other rows or evaluate once more, or one rank differs."""
+"""What replicas must have alike, too. All ranks of one have other rows, evaluate once more or clip by another norm; or
+one rank differs."""
 KINDS = ("kill", "interrupt", "exception", "stall", "pause", "cut", "hitch", "difference", "idle")
 
 
@@ -242,7 +243,7 @@ class Case:
 
     def by(self, failure: Failure) -> set[int]:
         """The ranks that do it."""
-        whole = failure.name in ("rows", "evaluation")
+        whole = len(self.grid) > 1 and failure.name in ("rows", "evaluation", "max_norm")
         return {*self.grid[self.place(failure.rank)[0]]} if whole else {failure.rank}
 
     def model(self, probe: Probe = lambda what: None, version: int = 0, device: str = "cpu") -> nn.Sequential:

@@ -111,6 +111,7 @@ def checkpoints(case: Case) -> object:
     return case.saved_after is not None and case.ties
 
 
+_CLIP = "exchange.replicated(lambda replicas: replicas.agree(call))"
 FAULTS = {
     "tensors of a message in the wrong order": Fault(links.Link, "send", "in pieces])", "in pieces[::-1]])"),
     "calls are not compared": Fault(agreement.Begin, "agree", "compare([told", "(lambda *_: None)([told", differs),
@@ -133,6 +134,7 @@ FAULTS = {
     "an output in no process": Fault(pipe.Pipe, "_begun", "if self.rank != self._pipeline.ranks[-1]", "if True"),
     "weights without values stay so": Fault(pipe, "own_partitions", "materialise(each)", "pass"),
     "tied weights without values become two": Fault(pipe, "_given_memory", "if tensor not in made", "if True", ties),
+    "replicas clip otherwise": Fault(pipe.Pipe, "clip_grad_norm_", _CLIP, "pass", differs_in("max_norm")),
     "replicas keep their weights": Fault(Replicas, "copy", "chain(module", "() and chain(module", strange),
     "replicas keep their statistics": Fault(Replicas, "copy", ", module.named_buffers()", "", strange),
     "statistics of one micro-batch": Fault(batchnorm.DeferredBatchNorm, "commit", "[call::calls]", "[-1:]", norms),

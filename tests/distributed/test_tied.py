@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from gpipe_bench.distributed import Pipe
@@ -201,6 +202,26 @@ def test_a_weight_that_is_not_the_same_everywhere_is_noticed(place, spoil, got):
 
 
 # --- in processes of their own ---------------------------------------------------------------------------------------
+
+
+def replicated(rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+    pipe = Pipe(tied(), [1] * N, chunks=M, schedule="zb_v", mesh=mesh["pipeline"], replicas=mesh["data"])
+    own = slice(None, None, 2) if rank < 2 else slice(1, None, 2)
+    pipe.step(BATCH[own], TARGETS[own], cross_entropy)
+    return {name: parameter.grad for name, parameter in pipe.named_parameters(remove_duplicate=False)}
+
+
+def test_replicas_average_the_sum(tmp_path):
+    """Over gloo, where seeds have a model of it; a process has two of the places of the weight."""
+    results = run_processes(4, tmp_path, replicated)
+    plain = tied()
+    (cross_entropy(plain(BATCH), TARGETS) / 2).backward()
+    for found in results:
+        for name, grad in found.items():
+            torch.testing.assert_close(grad, dict(plain.named_parameters(remove_duplicate=False))[name].grad)
+    tied_ones = [grad for found in results for name, grad in found.items() if name in NAMES]
+    assert all(torch.equal(grad, tied_ones[0]) for grad in tied_ones)
 
 
 def scaled(rank):
