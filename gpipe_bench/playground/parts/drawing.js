@@ -79,8 +79,11 @@ export function drawPlot(canvas, steps, front, shown, limit) {
   const best = front.map((name) => steps[name]).filter((step) => step && !step.problems);
   pen.strokeStyle = colour.accent;
   pen.lineWidth = 1.5;
-  line(...best.flatMap((step, k) => [...(k ? [[x(best[k - 1].peak), y(step.makespan)]] : []), [x(step.peak), y(step.makespan)]]));
-  // Equal points share a label; labels take the first free place around their point.
+  const path = best.flatMap((step, k) => [...(k ? [[x(best[k - 1].peak), y(step.makespan)]] : []), [x(step.peak), y(step.makespan)]]);
+  line(...path);
+  const lines = [...path.slice(1).map((end, k) => [path[k], end]), [[x(limit), box.top], [x(limit), box.bottom]]]
+    .map(([[a, b], [c, d]]) => [Math.min(a, c) - 1, Math.min(b, d) - 1, Math.abs(c - a) + 2, Math.abs(d - b) + 2]);
+  // Equal points share a label; labels take the first free place around their point, off the lines where there is one.
   const spots = {};
   for (const name of names) (spots[`${steps[name].peak} ${steps[name].makespan}`] ||= []).push(name);
   const onFront = (group) => group.some((name) => front.includes(name));
@@ -96,8 +99,9 @@ export function drawPlot(canvas, steps, front, shown, limit) {
     pen.font = `${chosen ? "bold " : ""}11px ${FONT}`;
     const text = group.join(", "), w = pen.measureText(text).width, [right, left, middle] = [cx + 8, cx - 8 - w, cx - w / 2];
     const rows = [-7, 4, -18, -22, 8, 18].flatMap((dy) => [right, left, middle].map((a) => [a, cy + dy]));
-    const free = rows.find(([a, b]) => a > box.left && a + w < width && b > 0 && b + 14 < box.bottom
-      && !taken.some(([c, d, e, f]) => a < c + e && c < a + w && b < d + f && d < b + 14));
+    const clear = (things) => ([a, b]) => a > box.left && a + w < width && b > 0 && b + 14 < box.bottom
+      && !things.some(([c, d, e, f]) => a < c + e && c < a + w && b < d + f && d < b + 14);
+    const free = rows.find(clear([...taken, ...lines])) || rows.find(clear(taken));
     if (!free) continue;
     taken.push([...free, w, 14]);
     pen.textAlign = "left";
