@@ -13,6 +13,7 @@ import typer
 from gpipe_bench.cli.cells import from_options, with_settings
 from gpipe_bench.cli.options import HOST_BOUND, Processes, stem, tell_layers, tell_loss, use_words
 from gpipe_bench.cli.progress import progress
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.labels import run_as
 from gpipe_bench.suite.advice.advice import AdviceRequest
 from gpipe_bench.util.files import check_writable, write_files
@@ -52,7 +53,7 @@ def advise(
     minutes for 64. --schedules none is faster: only the paper's executor is tried then. Exit status 1 when nothing fits
     the memory.
     """
-    asked = from_options(AdviceRequest, {**json.loads(request), **options})
+    asked = from_options(AdviceRequest, {**_settings(request), **options})
     if figure is not None and rows is None:
         raise typer.BadParameter("--figure is drawn from a table and needs --rows")
     if rows is not None:
@@ -82,6 +83,13 @@ def advise(
         made = named_schedule(row.schedule, row.microbatches or 1, row.partitions or 1, row.device_count or 1)
         write_files({schedule_csv: to_csv(made)})
         typer.echo(f"wrote {schedule_csv}")
+
+
+def _settings(request: str) -> dict[str, Any]:
+    try:
+        return {**json.loads(request)}
+    except (ValueError, TypeError):
+        raise ConfigError([f"--request must be a JSON object of settings, got {request[:80]!r}; correct it"]) from None
 
 
 def _print(advice: Advice, *, whole: bool) -> None:

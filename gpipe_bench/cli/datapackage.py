@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpipe_bench.cli.options import tell
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.data import REFERENCE_FOLDER, needed_checkout
 
@@ -44,7 +45,7 @@ def take(
     target = folder or _committed()
     tables = [table for place in results for table in (result_tables(place) if is_folder(place) else [place])]
     _refuse([problem for table in tables for problem in check_taken(table)])
-    written = [path for table in tables for path in take_reference(table, target, machine)]
+    written = [path for table in tables for path in take_reference(table, target, machine, tell)]
     typer.echo("\n".join(f"wrote {path}" for path in [*written, write_descriptor(target)]))
 
 

@@ -29,7 +29,7 @@ from gpipe_bench.results.intervals import Interval
 from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
 from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Group, Outcome, group_rows, shown_groups
 from gpipe_bench.results.rows import Row
-from gpipe_bench.util.nearest import nearest
+from gpipe_bench.util.nearest import nearest_few
 
 _LINE_IN: Final = 0.27
 _NAMES_IN: Final = 0.95
@@ -90,7 +90,7 @@ def read_ablation(path: Path, selection: Selection) -> list[Row]:
     unknown = sorted({row.variant for row in rows} - set(labels))
     if unknown:
         known, rule = [*PUBLISHED, *labels], f"variant in {path} must be a label of components"
-        raise ConfigError([f"{rule}, got {name!r}; {nearest(name, known)}" for name in unknown])
+        raise ConfigError([f"{rule}, got {name!r}; {nearest_few(name, known)}" for name in unknown])
     places = {(row.partitions, row.chunks, row.batch_size) for row in rows}
     if len(places) > 1 and all(len(group.outcomes) == 1 for group in group_rows(rows)):
         rule = f"rows of {path} must have several variants of a setting"

@@ -252,7 +252,7 @@ def _header_problems(
         f"columns of {path} must include {name!r}, got none of that name; {nearest(name, names)}" for name in lost
     ]
     other = next((table.name for table in TABLES.values() if tuple(names) in table.headers), "")
-    if lost and (other or len(lost) > _MANY_COLUMNS):
+    if lost and (other or len(lost) > _MANY_COLUMNS or len(lost) == len(needed) > 1):
         found = f"those of a table of {other}" if other else "none of them"
         return [f"columns of {path} must include {', '.join(lost)}, got {found}; name another table"]
     known = known_columns(records.TABLE if records else "")

@@ -25,3 +25,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(wanted, alike, n=1, cutoff=_ALIKE)
     close = close or [candidate for candidate in alike if len(wanted) >= _BEGINNING and candidate.startswith(wanted)]
     return f"use {alike[close[0]]!r}" if close else f"use one of {', '.join(known)}"
+
+
+def nearest_few(name: str, known: Iterable[str]) -> str:
+    """``use 'a', 'b' or 'c'``: those of many names that are the most like ``name``."""
+    close = [repr(one) for one in difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0)]
+    return f"use {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}"

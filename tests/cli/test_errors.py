@@ -73,6 +73,15 @@ BAD = {
         ("advise", "--model", "{out}/times.csv"),
         "error: --model must be a model that micro-batches of any size go through, got the times of one size; use sim",
     ),
+    "a request that is no JSON": (("advise", "--request", "["), "--request must be a JSON object of settings, got '['"),
+    "a request that is a list": (
+        ("advise", "--request", "[]"),
+        "--request must be a JSON object of settings, got '[]'",
+    ),
+    "a table of other things": (
+        ("table", "--rows", "{out}/times.csv"),
+        "columns of {out}/times.csv must include experiment, evidence,",
+    ),
     "profile of an unknown device": (
         ("profile", "--device", "cdua", "--out", "{out}/a.json"),
         "--device must be one of cpu, cuda, got 'cdua'; use 'cuda'",

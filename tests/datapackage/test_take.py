@@ -77,6 +77,16 @@ def test_a_companion_of_rows_that_were_there_before_goes_with_them(table, tmp_pa
     assert left == {"ablation.csv", "ablation_configurations.csv", "ablation_devices.csv", "ablation_steps.csv"}
 
 
+def test_rows_of_another_commit_are_not_replaced_without_a_word(tmp_path):
+    row, said = replace(ok_result("baseline", 0).row, evidence="simulated", profile="p40", repeat=None), []
+    for commit in ("a" * 40, "a" * 40, "b" * 40):
+        made = replace(ok_result("baseline", 0), row=replace(row, commit=commit))
+        write_tables([made], "ablation", table := tmp_path / "ablation.csv")
+        take_reference(table, tmp_path / "reference", tell=said.append)
+    target = tmp_path / "reference/simulated/p40/ablation.csv"
+    assert said == [f"{target}: rows of commit {'b' * 12} replace those of {'a' * 12}"]
+
+
 def test_hardware_without_a_name_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="pass --machine NAME"):
         place_name(" / ", tmp_path)

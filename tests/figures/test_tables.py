@@ -108,3 +108,10 @@ def test_an_unknown_variant_in_the_rows_is_named_with_the_nearest_label(tmp_path
     path.write_text(text.replace("dep-str-ptl", "dep-str-prt"))
     with pytest.raises(ConfigError, match="got 'dep-str-prt'; use 'dep-str-ptl'"):
         ABLATION.draw(path, tmp_path / "figure")
+
+
+def test_a_variant_that_is_like_no_label_is_told_three_of_them(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(write_rows(path, [ablation_row("dep-str-ptl")]).read_text().replace("dep-str-ptl", "nonsense"))
+    with pytest.raises(ConfigError, match=r"got 'nonsense'; use '\S+', '\S+' or '\S+'$"):
+        ABLATION.draw(path, tmp_path / "figure")

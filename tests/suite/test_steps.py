@@ -23,8 +23,8 @@ def record(message="", **extra):
     return made
 
 
-def begun(rule, **wildcards):
-    return record(event=LogEvent.JOB_INFO, rule_name=rule, wildcards=wildcards)
+def begun(rule, jobid=0, **wildcards):
+    return record(event=LogEvent.JOB_INFO, rule_name=rule, wildcards=wildcards, jobid=jobid)
 
 
 @pytest.fixture
@@ -37,15 +37,27 @@ def clock(monkeypatch):
 def test_a_line_says_which_job_of_how_many_and_what_is_left(clock):
     out = io.StringIO()
     steps = Steps({"unet-1": "measuring 1f1b, 3 repeats"}, out=out)
-    assert not steps.filter(record(event=LogEvent.RUN_INFO, stats={"run_cell": 2, "figure": 1, "total": 3}))
+    assert not steps.filter(record(event=LogEvent.RUN_INFO, stats={"run_cell": 9, "trace_virtual": 1, "total": 10}))
     assert not steps.filter(begun("trace_virtual", experiment="ablation", variant="baseline"))
-    clock[0] = 60.0
-    assert not steps.filter(record(event=LogEvent.PROGRESS, done=1, total=3))
+    assert not steps.filter(record(event=LogEvent.PROGRESS, done=1, total=10))
     assert not steps.filter(begun("run_cell", cell="unet-1"))
     assert out.getvalue().splitlines() == [
-        "[1/3] trace virtual ablation baseline",
-        "[2/3] measuring 1f1b, 3 repeats … about 2 min left",
+        "[1/10] writing a trace: ablation baseline … about 2 min left",
+        "[2/10] measuring 1f1b, 3 repeats … about 2 min left",
     ]
+
+
+def test_what_is_left_is_known_by_the_kind_of_job(clock):
+    """A job that took a minute says how long others of its rule take, and nothing of quick ones."""
+    out = io.StringIO()
+    steps = Steps({}, out=out)
+    steps.filter(record(event=LogEvent.RUN_INFO, stats={"emulate": 2, "figure": 4, "total": 6}))
+    for number, (rule, time_s) in enumerate([("emulate", 60.0), ("figure", 1.0), ("figure", 1.0), ("emulate", 60.0)]):
+        steps.filter(begun(rule, jobid=number))
+        clock[0] += time_s
+        steps.filter(record(event=LogEvent.JOB_FINISHED, job_id=number))
+    left = [line.partition("about ")[2] for line in out.getvalue().splitlines()]
+    assert left == ["92 s left", "72 s left", "63 s left", "62 s left"]
 
 
 def test_a_terminal_has_one_line_which_goes_at_the_end(clock):
@@ -63,7 +75,7 @@ def test_a_failure_shows_the_end_of_its_log_and_what_to_do(tmp_path):
     out = io.StringIO()
     Steps({}, out=out).filter(record(event=LogEvent.JOB_ERROR, rule_name="redraw", log=[str(log)]))
     first, *shown, last = out.getvalue().splitlines()
-    assert first == "failed: redraw"
+    assert first == "failed: drawing the figures of the reference results"
     assert shown == [f"the end of {log}:", *(f"  line {number}" for number in range(10, 30))]
     assert last.endswith("the same command goes on from here.")
 

@@ -8,6 +8,7 @@ needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +41,9 @@ def result_tables(folder: Path) -> list[Path]:
     return tables
 
 
-def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
+def take_reference(
+    rows: Path, folder: Path, machine: str = "", tell: Callable[[str], None] = lambda _: None
+) -> list[Path]:
     """Take the rows of an experiment that are not published, with companions, or predictions, into ``folder``.
 
     Tables of the same experiment, evidence and hardware that are there already are replaced.
@@ -49,6 +52,7 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
         rows: ``<experiment>.csv`` as collect wrote it, or ``predictions.csv``.
         folder: the reference results.
         machine: name of the folder of measured rows; by default made from their column ``profile``.
+        tell: takes a line for each table that replaces rows of another commit.
 
     Returns:
         The files written.
@@ -63,6 +67,7 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
         taken: dict[Path, str] = {}
         for profile, members in table.groupby("profile", sort=False):
             target = folder / "simulated" / str(profile) / rows.name
+            _tell_commits(target, members, tell)
             taken |= {target: csv_text(kind.columns, members), **_companions(rows, target, members, alone=True)}
         write_files(taken)
         return list(taken)
@@ -83,6 +88,7 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
     for place, members in chosen.groupby(places, sort=False):
         target = folder / str(place) / rows.name
         targets.append(target)
+        _tell_commits(target, members, tell)
         texts[target] = csv_text(kind.columns, members)
         texts |= _companions(rows, target, members, alone=len(members) == len(chosen))
     write_files(texts)
@@ -92,6 +98,17 @@ def take_reference(rows: Path, folder: Path, machine: str = "") -> list[Path]:
             if path not in texts:
                 path.unlink(missing_ok=True)
     return list(texts)
+
+
+def _tell_commits(target: Path, members: pd.DataFrame, tell: Callable[[str], None]) -> None:
+    """Say which commits the rows are of that are replaced, and those that replace them, where these differ."""
+    old = read_text(target, listed=False) if target.is_file() else None
+    if old is None or "commit" not in old:
+        return
+    before, now = ({*table["commit"]} - {""} for table in (old, members))
+    if before != now:
+        was, now_is = (", ".join(sorted(name[:12] for name in names)) or "none" for names in (before, now))
+        tell(f"{target}: rows of commit {now_is} replace those of {was}")
 
 
 def _companions(rows: Path, target: Path, members: pd.DataFrame, *, alone: bool) -> dict[Path, str]:

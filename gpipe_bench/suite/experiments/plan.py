@@ -117,7 +117,8 @@ class Job:
             what = ", ".join(ways) if len(ways) <= _NAMED else f"{len(self.cells)} pipelines in turns"
             return f"measuring {what}, {self.repeats} repeat{'s' if self.repeats > 1 else ''}"
         verb = self.evidence.removesuffix("ed") + "ing"
-        return f"{verb} {len(self.cells)} cells, {self.name.rpartition('-')[0]}"
+        model, profile = (getattr(self.cells[0], name) for name in ("model", "profile"))
+        return f"{verb} {len(self.cells)} cell{'s' * (len(self.cells) > 1)} of {model} on {profile}"
 
     @property
     def kept(self) -> str:
