@@ -7,7 +7,7 @@ such as the compute capability, is an error.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, Final, NoReturn
@@ -15,17 +15,40 @@ from typing import Any, Final, NoReturn
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpipe_bench.emulator import device_module
+from gpipe_bench.emulator.device_values import values_of
 from gpipe_bench.emulator.library import NAME, backend
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.profile import Profile
 
 _NS_PER_CYCLE: Final = 1
-_ABSENT: Final = (
-    *("CUDAGraph", "graph", "make_graphed_callables", "mem_get_info", "memory_summary", "memory_snapshot"),
-    *("get_device_capability", "utilization", "power_draw", "temperature", "clock_rate", "nccl"),
+_READS: Final = frozenset(
+    (
+        *(
+            "item",
+            "tolist",
+            "numpy",
+            "equal",
+            "allclose",
+            "is_nonzero",
+            "nonzero",
+            "masked_select",
+            "unique",
+            "bincount",
+        ),
+        *("__bool__", "__float__", "__int__", "__index__", "__complex__", "__format__", "__repr__", "__str__"),
+        *("__array__", "__contains__"),
+    )
 )
+"""Functions by which a script reads values, or makes shapes of them."""
+_KEPT: Final = frozenset(
+    # Errors and their checks, tables of names, and what PyTorch calls to find out whether there is CUDA.
+    ("CudaError", "DeferredCudaCallError", "OutOfMemoryError", "check_error", "cudaStatus")
+)
+"""Functions and classes of ``torch.cuda`` that say nothing about a device."""
+_STATISTICS: Final = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 
 
 def virtual(value: Any) -> Any:
@@ -42,11 +65,47 @@ def _index(device: Any = None) -> int:
     return device_module.current_device() if index is None else index
 
 
+def _flat(values: Any) -> Iterator[Any]:
+    for one in values:
+        if isinstance(one, list | tuple):
+            yield from _flat(one)
+        else:
+            yield one
+
+
 class _CudaNames(TorchFunctionMode):
-    """Holds in the thread that enters it: in autograd's threads ``cuda`` is what PyTorch takes it for."""
+    """Holds in the thread that enters it: in autograd's threads ``cuda`` is what PyTorch takes it for.
+
+    It also notes tensors of the CPU that come from values which no device has: they hold NaN, and may not be read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unknown: Any = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        tensors = [one for one in _flat([*args, *kwargs.values()]) if isinstance(one, Tensor)]
+        noted = any(one in self._unknown for one in tensors)
+        read = name in _READS and (noted or (name == "tolist" and self._is_unknown(tensors[0])))
+        if read or (name == "__getitem__" and any(one in self._unknown for one in tensors[1:])):
+            text = "a value that the program reads must be known, got one that a virtual device did not compute"
+            raise RuntimeError(f"{text} ({name}); leave it out, or compute it from tensors of at most 64 KiB")
+        result = self._called(func, args, kwargs)
+        written = args[:1] if name == "__setitem__" else [result]
+        made = [one for one in _flat(written) if isinstance(one, Tensor) and one.device.type == "cpu"]
+        if made and name != "__get__" and (noted or any(map(self._is_unknown, tensors))):
+            for one in made:
+                self._unknown[one] = True
+        return result
+
+    @staticmethod
+    def _is_unknown(tensor: Tensor) -> bool:
+        return tensor.device.type == NAME and tensor.numel() > 0 and values_of(tensor) is None
+
+    @staticmethod
+    def _called(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if name == "cuda" and args and isinstance(args[0], Tensor):
             device = args[1] if len(args) > 1 else kwargs.get("device")
@@ -94,12 +153,68 @@ def _sleep(cycles: int) -> None:
         backend().vd_set_duration(before)
 
 
-def _refused(name: str) -> Any:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        text = "a function of torch.cuda must be one that virtual devices have"
-        raise ConfigError([f"{text}, got torch.cuda.{name}; leave it out"])
+class _Refused:
+    """In place of a function, a class or a module of ``torch.cuda`` that virtual devices do not have."""
 
-    return refuse
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        text = "a function of torch.cuda must be one that virtual devices have"
+        raise ConfigError([f"{text}, got torch.cuda.{self._name}; leave it out"])
+
+    __call__ = __instancecheck__ = __subclasscheck__ = __mro_entries__ = _refuse
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return _Refused(f"{self._name}.{attribute}")()
+
+
+def _others(known: Mapping[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+    """The public functions and classes of ``torch.cuda`` and its modules: where, the name, and what replaces it."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.cuda.")]
+    modules = [module for module in modules if module.__name__.split(".")[2] not in {"amp", "nvtx"}]
+    for module in (torch.cuda, *modules):
+        short = module.__name__.removeprefix("torch.cuda").lstrip(".")
+        for name, value in list(vars(module).items()):
+            own = str(getattr(value, "__module__", "")).startswith("torch.cuda") and callable(value)
+            if name.startswith("_") or not own or name in _KEPT:
+                continue
+            if getattr(torch.cuda, name, None) is value or name in known:
+                yield module, name, known.get(name) or _Refused(name)
+            elif "_" not in {part[:1] for part in short.split(".")}:
+                yield module, name, _Refused(f"{short}.{name}")
+
+
+def _statistics(device: Any = None) -> dict[str, int]:
+    """Those that virtual devices count; another key is a KeyError."""
+    found = torch.accelerator.memory_stats(_index(device))
+    keys = [f"{kind}.all.{when}" for kind in _STATISTICS for when in ("current", "peak")]
+    return {key: found[key] for key in keys}
+
+
+def _free_and_total(profile: Profile, device: Any) -> tuple[int, int]:
+    return profile.capacity_bytes - torch.accelerator.memory_reserved(_index(device)), profile.capacity_bytes
+
+
+class _NoRanges:
+    """NVTX: ranges mark what a profiler shows, and no profiler looks at virtual devices."""
+
+    rangePushA = rangePop = rangeStartA = rangeEnd = markA = staticmethod(lambda *_: 0)  # noqa: N815 - its names
+
+
+def _first_seed() -> int:
+    return device_module.default_generators[device_module.current_device()].initial_seed()
+
+
+def _drawn_seed() -> int:
+    return int(torch.randint(2**62, ()))
+
+
+def _set_states(states: Iterable[Tensor]) -> None:
+    for generator, state in zip(device_module.default_generators, states, strict=False):
+        generator.set_state(state)
 
 
 def _functions(profile: Profile) -> dict[str, Any]:
@@ -111,7 +226,17 @@ def _functions(profile: Profile) -> dict[str, Any]:
     }
     return {
         **memory,
-        **{name: _refused(name) for name in _ABSENT},
+        "memory_stats": _statistics,
+        "mem_get_info": lambda device=None: _free_and_total(profile, device),
+        "memory_cached": memory["memory_reserved"],
+        "max_memory_cached": memory["max_memory_reserved"],
+        "default_generators": device_module.default_generators,
+        "initial_seed": _first_seed,
+        "seed": lambda: device_module.manual_seed(_drawn_seed()),
+        "seed_all": lambda: device_module.manual_seed_all(_drawn_seed()),
+        "get_rng_state_all": lambda: [one.get_state() for one in device_module.default_generators],
+        "set_rng_state_all": _set_states,
+        "is_current_stream_capturing": lambda: False,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,
@@ -131,6 +256,8 @@ def _functions(profile: Profile) -> dict[str, Any]:
         "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
         "reset_peak_memory_stats": lambda device=None: accelerator.reset_peak_memory_stats(_index(device)),
+        "reset_max_memory_allocated": lambda device=None: accelerator.reset_peak_memory_stats(_index(device)),
+        "reset_max_memory_cached": lambda device=None: accelerator.reset_peak_memory_stats(_index(device)),
         "manual_seed": device_module.manual_seed,
         "manual_seed_all": device_module.manual_seed_all,
         "get_rng_state": lambda device=None: device_module.get_rng_state(_index(device)),
@@ -152,11 +279,17 @@ def cuda_names(profile: Profile) -> Iterator[None]:
         before.append((owner, name, getattr(owner, name, None)))
         setattr(owner, name, value)
 
-    for name, function in _functions(profile).items():
+    functions = _functions(profile)
+    others = list(_others(functions))
+    for name, function in functions.items():
         replace(torch.cuda, name, function)
         # DDP and FSDP ask the module of the device type.
         if not hasattr(device_module, name):
             replace(device_module, name, function)
+    for owner, name, other in others:
+        if owner is not torch.cuda or name not in functions:
+            replace(owner, name, other)
+    replace(torch.cuda.nvtx, "_nvtx", _NoRanges)
     for owner, default in ((torch.autocast, None), (torch.amp.GradScaler, "cuda")):
         replace(owner, "__init__", _first_named(owner.__init__, default))
     # What copies a checkpoint to the CPU asks for the device type whose tensors it must copy.

@@ -93,7 +93,12 @@ def refused(read):
 large = torch.ones(2**20, device="cuda")
 # Copies of floats hold NaN, and say so.
 assert large.cpu().isnan().all()
-assert torch.tensor(torch.rand(4, device="cuda").tolist()).isnan().all()
+copy = torch.rand(4, device="cuda").cpu()
+refused(copy.tolist)
+refused(copy.numpy)
+refused(lambda: bool((copy * 2 > 1).any()))
+refused(lambda: f"{copy[0]:.2f}")
+refused(torch.rand(4, device="cuda").tolist)
 refused(lambda: large.sum().item())
 refused(lambda: torch.ones(2**20, dtype=torch.int64, device="cuda").cpu())
 refused(lambda: torch.rand(4, device="cuda")[0].item())
