@@ -508,8 +508,7 @@ def groups_replaced(rendezvous: Rendezvous, parts: list[Part], on_host: list[Hos
     replace("init_process_group", named)
     replace("new_group", grouped)
     replace("batch_isend_irecv", batched)
-    # Scripts branch on these two; PyTorch itself asks the module.
-    replace("get_backend", lambda plain: lambda group=None: "nccl" if plain(group) == NAME else plain(group), (dist,))
+    # Scripts branch on it; PyTorch itself asks the module.
     replace("is_nccl_available", lambda _: lambda: True, (dist,))
     for name in ("send_object_list", "recv_object_list", "broadcast_object_list"):
         replace(name, of_objects)
