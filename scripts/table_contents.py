@@ -417,9 +417,11 @@ def shares_table() -> str:
 
 
 def gpipe_paper_table() -> str:
-    """A line per n and m of AmoebaNet-D: printed throughput over that of n = 2, m = 1, and simulated."""
-    rows = _read("published/published")
-    rows = rows[rows["table"] == "amoebanet-d-speed"]
+    """A line per n and m: throughput over that of n = 2, m = 1, of AmoebaNet-D and of GPipe's Transformer-48."""
+    published = _read("published/published")
+    of_gpipe = published[published["table"] == "gpipe-table-2"]
+    transformer = {row["experiment"]: row["value"] for row in plain_records(of_gpipe)}
+    rows = published[published["table"] == "amoebanet-d-speed"]
     printed = {(row["experiment"], row["metric"]): row["value"] for row in plain_records(rows)}
     known = _predictions()
     known = known[(known["table"] == "amoebanet-d-speed") & (known["metric"] == THROUGHPUT)]
@@ -429,9 +431,16 @@ def gpipe_paper_table() -> str:
         theirs = printed[name, THROUGHPUT] / printed["n2m1", THROUGHPUT]
         ratios = printed[name, "normalized_throughput"], theirs, simulated[name] / simulated["n2m1"]
         n, m = name[1:].split("m")
-        lines.append([f"n = {n}, m = {m}", *(f"{ratio:.2f}" for ratio in ratios)])
+        alike = transformer[f"K={n},M={m}"]
+        lines.append([f"n = {n}, m = {m}", *(f"{ratio:.2f}" for ratio in (*ratios, alike))])
     return markdown(
-        ["AmoebaNet-D (18, 256)", "GPipe, published (TPUs)", "torchgpipe, published (P40s)", "torchgpipe, simulated"],
+        [
+            "AmoebaNet-D (18, 256)",
+            "GPipe, published (TPUs)",
+            "torchgpipe, published (P40s)",
+            "torchgpipe, simulated",
+            "Transformer-48: GPipe, published (TPUs)",
+        ],
         lines,
     )
 

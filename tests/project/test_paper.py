@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -75,3 +76,22 @@ def test_what_can_be_left_out():
     words = f"reaches {speed:.1f} of {whole:.1f} samples/s, and takes {memory:.1f} instead of {most:.1f} GiB"
     assert words in WORDS
     assert OLD[(False, *ALL[1:])] == pytest.approx(OLD[ALL])
+
+
+def test_what_portals_save_and_gain():
+    runs = (OLD, NEW, EMULATED)
+    single = [gain for rows in runs for gain in gains(rows, 3)]
+    assert "They change throughput by {} to {} samples/s".format(*span(single, "+.1f")) in WORDS
+    [gain] = gains(OLD, 3, **{name: True for name in COMPONENTS if name != "portals"})
+    with (REFERENCE_FOLDER / "published" / "published.csv").open(newline="", encoding="utf-8") as file:
+        printed = {
+            row["experiment"]: float(row["value"])
+            for row in csv.DictReader(file)
+            if row["table"] == "ablation" and row["metric"] == "throughput_samples_per_s"
+        }
+    published = printed["dep-str-ptl"] - printed["dep-str-x"]
+    shares = [
+        float(field[1:]) for field in re.findall(r"`portals` \| (.*) \|", PAGES["docs/paper.md"])[0].split(" | ")[1::2]
+    ]
+    words = "save {} to {} GiB of memory, and gain {:.1f} samples/s if all other components are on (published: {:.1f})"
+    assert words.format(min(shares), max(shares), gain, published) in WORDS

@@ -129,3 +129,11 @@ def test_the_table_of_precisions_says_where_the_ranking_turns():
         ["---", *["---:"] * 4],
         ["gpt2-xl, p = 8, m = 16", "`zb_v` (1.50)", "2 of 2", "`zb_h2` (1.60)", "0 of 1"],
     ]
+
+
+def test_the_page_of_errors_counts_the_assumptions_that_were_chosen_while_looking():
+    with (ROOT / "studies/simulator/assumptions.csv").open(newline="") as file:
+        known = [row["how_it_is_known"] for row in csv.DictReader(file)]
+    chosen = sum("chosen" in how for how in known)
+    said = f"{chosen} of its {len(known)} assumptions were chosen while looking at results."
+    assert said in " ".join(read_pages()["docs/simulator_errors.md"].split())
