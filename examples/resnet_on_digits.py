@@ -17,9 +17,7 @@ from torch.nn import functional
 
 from gpipe_bench import Pipe, WithDevice
 from gpipe_bench.balance import balance_by_time
-from gpipe_bench.models.chain import to_original
-from gpipe_bench.models.table import MODELS
-from gpipe_bench.models.vision import original
+from gpipe_bench.models import MODELS, original, to_original
 
 SIZE = 16
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from gpipe_bench import GPipe
 from gpipe_bench.balance import balance_by_size
-from gpipe_bench.models.unet import unet
+from gpipe_bench.models import MODELS
 
 
 def batches(steps: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -53,7 +53,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # partitions on a CPU share its cores
     # Without dropout: masks are drawn per micro-batch, so they would be others than those of the plain model.
-    plain = unet(2, 1, 8, in_channels=1, dropout=0.0)
+    plain = MODELS["unet"].build(**{"depth": 2, "B": 1, "C": 8, "in": 1, "dropout": 0.0})
     layers = copy.deepcopy(plain)
     balance = balance_by_size(given.partitions, layers, torch.empty(given.batch_size, 1, 16, 16), chunks=given.chunks)
     count = torch.cuda.device_count()

@@ -9,14 +9,13 @@ import sys
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from gpipe_bench import GPipe
-from gpipe_bench.components import Components
-from gpipe_bench.models.unet import unet
+from gpipe_bench import Components, GPipe
+from gpipe_bench.models import MODELS
 
 gpu = torch.device(torch.accelerator.current_accelerator().type, 0)
 torch.manual_seed(0)
 pipe = GPipe(
-    unet(depth=5, blocks=5, channels=64),
+    MODELS["unet"].build(depth=5, B=5, C=64),
     balance=[34, 76, 70, 61],
     devices=[gpu] * 4,
     chunks=8,

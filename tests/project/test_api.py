@@ -55,10 +55,12 @@ def test_entries_lead_to_public_names_alone(page):
         assert not own or own in importlib.import_module(module).__all__, name
 
 
-def test_docs_import_public_names_alone():
+def test_docs_and_examples_import_public_names_alone():
+    programs = {str(path.relative_to(ROOT)): [path.read_text()] for path in (ROOT / "examples").rglob("*.py")}
+    assert programs
     deep = []
-    for page, text in PAGES.items():
-        for block in blocks(text, "python"):
+    for page, found in {**{page: blocks(text, "python") for page, text in PAGES.items()}, **programs}.items():
+        for block in found:
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.Import):
                     names = [(alias.name, "") for alias in node.names]
