@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, Final, NoReturn, cast
@@ -26,7 +27,7 @@ _RESULTS: Final = "Results and figures"
 _HIDDEN: Final = ""
 
 # Of each command its function, below gpipe_bench.cli, and where and with what words the help lists it. Those that the
-# workflow, the Makefile and single pages of the documentation call are not listed.
+# workflow, the Makefile and single pages of the documentation call are listed by their names alone.
 _COMMANDS: Final = {
     "simulate": ("simulate.simulate", _CHOOSE, "a training step on hardware that need not be here"),
     "emulate": ("emulate.emulate", _CHOOSE, "a training script, or the engine, on virtual devices"),
@@ -59,13 +60,14 @@ class _Commands(TyperGroup):
     """The group of all commands, whose help is one screen of 24 lines."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write a line for each command that is listed."""
-        lines = [f"Usage: {ctx.command_path} COMMAND [OPTIONS]"]
+        """Write a line for each command that has words, and the names of the others."""
+        lines = [f"Usage: {ctx.command_path} COMMAND [OPTIONS], --version, --install-completion"]
         lines += ["Simulate and measure pipeline-parallel training; make tables and figures of it."]
         for panel in (_CHOOSE, _MEASURE, _RESULTS):
             own = [(name, words) for name, (_, shown, words) in _COMMANDS.items() if shown == panel]
-            lines += ["", panel, *(f"  {name:<11}{words}" for name, words in own)]
-        lines += ["", "COMMAND --help says what it takes. There are --version and --install-completion."]
+            lines += [*[""] * (panel != _CHOOSE), panel, *(f"  {name:<11}{words}" for name, words in own)]
+        others = ", ".join(sorted(name for name, (_, shown, _) in _COMMANDS.items() if shown == _HIDDEN))
+        lines += ["", *textwrap.wrap(f"More: {others}. COMMAND --help explains each.", 80)]
         formatter.write("\n".join(lines) + "\n")
 
 

@@ -52,7 +52,8 @@ def cite(table: Annotated[Path, typer.Argument(help="CSV file of results.")]) ->
     for name, value in fields.items():
         typer.echo(f"  {name:<7} = {{{value}}},")
     typer.echo("}\n")
-    typer.echo(f"table     {place}, {len(text)} lines of {kind.name}")
+    of_kind = "" if kind.name == "rows" else f" of the kind {kind.name}"
+    typer.echo(f"table     {place}, {len(text)} rows{of_kind}")
     typer.echo(f"version   {__version__}")
     for name, count in commits.items():
         typer.echo(f"commit    {name}, {count} rows")

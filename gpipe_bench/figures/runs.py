@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
-from gpipe_bench.components import PUBLISHED, Components
+from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.groups import short_reason
 from gpipe_bench.figures.tables import RecordedEvent
 from gpipe_bench.results.outcomes import typical
 from gpipe_bench.results.rows import EVIDENCE, Row
 from gpipe_bench.results.timeline import TimelineEvent
-from gpipe_bench.util.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: st
     failed = [row for row in rows if row.variant == variant and row.status != "ok"]
     if not failed:
         present = dict.fromkeys([*(record.variant for record in events), *(row.variant for row in rows)])
-        hint = nearest(variant, present)
+        close = " or ".join(map(repr, get_close_matches(variant, present, n=3, cutoff=0)))
+        hint = f"use {close}; the column variant lists all {len(present)}"
         what = f"{evidence} rows or events"
         raise ConfigError([f"variant must be one that was recorded, got {variant!r} without {what}; {hint}"])
     return Run(failed[0], [], f"no timeline, {failed[0].status}: {short_reason(failed[0].reason)}")
@@ -65,11 +66,8 @@ def _check_evidence(evidence: str, rows: Sequence[Row]) -> None:
 def _check_label(variant: str) -> None:
     try:
         Components.from_label(variant)
-    except ValueError:
-        labels = [*PUBLISHED, *(components.label for components in Components.factorial())]
-        raise ConfigError(
-            [f"variant must be a label of components, got {variant!r}; {nearest(variant, labels)}"]
-        ) from None
+    except ValueError as error:
+        raise ConfigError([str(error)]) from None
 
 
 def _typical(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: str) -> Run | None:

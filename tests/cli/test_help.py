@@ -10,6 +10,7 @@ import pytest
 from typer.main import get_command
 
 from gpipe_bench.cli import application, main
+from gpipe_bench.cli.app import _COMMANDS
 from gpipe_bench.schedules import SCHEDULES
 
 WITHOUT_TORCH = (
@@ -32,6 +33,11 @@ def test_the_help_is_one_screen_of_commands(capsys):
         *("simulate", "emulate", "explain", "advise", "schedule", "playground", "run", "profile"),
         *("table", "compare", "verify", "report", "figure", "cite"),
     ]
+
+
+def test_the_help_names_every_command(capsys):
+    words = {word.strip(".,") for word in helped(capsys).split()}
+    assert words >= _COMMANDS.keys()
 
 
 @pytest.mark.parametrize(
