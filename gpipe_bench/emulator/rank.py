@@ -46,6 +46,7 @@ class RankTrace:
         stopped: whether it would wait for other ranks for ever.
         lines: row -> line of Python, if races are looked for.
         on_host: what messages of CPU tensors do to the host.
+        unread: the error of a script that read a value whose message may never come.
     """
 
     rows: bytes
@@ -56,6 +57,7 @@ class RankTrace:
     stopped: bool
     lines: dict[int, str]
     on_host: list[HostMessage]
+    unread: str = ""
 
 
 def main(out: str, profile_path: str, races: str, script: str, *arguments: str) -> int:
@@ -69,7 +71,7 @@ def main(out: str, profile_path: str, races: str, script: str, *arguments: str) 
     keep_values()
     parts: list[Part] = []
     on_host: list[HostMessage] = []
-    lines, status, stopped = Lines(), 0, False
+    lines, status, stopped, unread = Lines(), 0, False, ""
     watched: Any = lines.noted() if races == "races" else nullcontext()
     mend_torchvision()
     sys.argv = [script, *arguments]
@@ -89,11 +91,23 @@ def main(out: str, profile_path: str, races: str, script: str, *arguments: str) 
             stopped = True
         except Exception as error:  # noqa: BLE001 - it is shown as Python shows it
             shown = script_traceback(error, Path(script)) or traceback.format_exc()
-            sys.stderr.write(f"rank {rank} failed:\n{shown}")
-            status = 1
+            if rendezvous.gave_up and "must be known" in str(error):
+                # On GPUs the host waits here; the replay says whether the message comes.
+                stopped, unread = True, f"rank {rank} failed:\n{shown}"
+            else:
+                sys.stderr.write(f"rank {rank} failed:\n{shown}")
+                status = 1
     rendezvous.leave()
     left = RankTrace(
-        bytes(trace.rows), trace.accesses.tobytes(), trace.names, parts, thread_index(), stopped, lines.of, on_host
+        bytes(trace.rows),
+        trace.accesses.tobytes(),
+        trace.names,
+        parts,
+        thread_index(),
+        stopped,
+        lines.of,
+        on_host,
+        unread,
     )
     Path(out).write_bytes(pickle.dumps(left))
     return status

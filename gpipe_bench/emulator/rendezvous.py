@@ -33,10 +33,14 @@ class Rendezvous:
     Args:
         store: of the process that started the ranks.
         rank: this one.
+
+    Attributes:
+        gave_up: whether values that this rank waited for can never come.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
         self._store, self._rank = store, rank
+        self.gave_up = False
         self._waits = 0
 
     def tell(self, key: str, values: Sequence[Tensor | None] = ()) -> None:
@@ -56,6 +60,7 @@ class Rendezvous:
         """The values that other ranks leave under a key, when they have; None: they never will."""
         wanted = {rank: f"{key}/{rank}" for rank in ranks}
         if not self._await(wanted, values=True):
+            self.gave_up = True
             return None
         return [_unpacked(self._store.get(own)) for own in wanted.values()]
 

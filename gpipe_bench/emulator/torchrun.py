@@ -164,6 +164,10 @@ def run_ranks(
     lines = {row + starts[rank]: line for rank, one in enumerate(left) for row, line in one.lines.items()}
     lines |= {part.row: part.line for message in messages for part in message.parts}
     hangs = hangs or _stuck(clocks, lines, starts)
+    unread = {rank: one.unread for rank, one in enumerate(left) if one.unread}
+    if unread and not hangs:
+        sys.stderr.write("".join(unread.values()))
+        raise TraceError(_ended_badly(list(unread)))
     return RanksRun(records, replayed, starts, steps, [*wrong, *hangs], found, lines)
 
 
@@ -217,30 +221,44 @@ def _recorded(  # noqa: PLR0917 - as run_ranks, and where files go
         environment = {**os.environ, **shared, **numbers}
         processes.append(subprocess.Popen([*own, *words, *arguments], env=environment))
     try:
-        _await(processes, timeout_s)
+        _await(processes, timeout_s, folder)
+        ended = [process.poll() for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
             process.wait()
         del store
-    failed = [str(rank) for rank, process in enumerate(processes) if process.returncode > 0]
+    gone = [rank for rank, status in enumerate(ended) if status is not None and not (folder / str(rank)).exists()]
+    if gone:
+        how = " and ".join(f"rank {rank} ended with status {ended[rank]}" for rank in gone)
+        raise TraceError(
+            f"all ranks must run to their end, but {how} at once; leave out os._exit and what kills the process"
+        )
+    failed = [rank for rank, status in enumerate(ended) if status]
     if failed:
-        raise TraceError(f"all ranks must end well, got an error in rank {', '.join(failed)}; mend the script")
-    running = [str(rank) for rank, process in enumerate(processes) if process.returncode < 0]
+        raise TraceError(_ended_badly(failed))
+    running = [str(rank) for rank, status in enumerate(ended) if status is None]
     if running:
         raise TraceError(f"all ranks must end within {timeout_s:g} s, got rank {', '.join(running)} still at work")
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(ranks)]  # noqa: S301 - as above
 
 
-def _await(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
-    """Wait for all; where one fails, the others have no more than a few seconds."""
+def _await(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, folder: Path) -> None:
+    """Wait for all; where one fails, or leaves no trace, the others have no more than a few seconds."""
     end = time.monotonic() + timeout_s
     failed = False
     while any(process.poll() is None for process in processes) and time.monotonic() < end:
-        if not failed and any(process.poll() for process in processes):
+        ended = ((rank, process.poll()) for rank, process in enumerate(processes))
+        if not failed and any(
+            status or (status is not None and not (folder / str(rank)).exists()) for rank, status in ended
+        ):
             failed, end = True, min(end, time.monotonic() + 5)
         time.sleep(_POLL_S)
+
+
+def _ended_badly(ranks: Sequence[int]) -> str:
+    return f"all ranks must end well, got an error in rank {', '.join(map(str, ranks))}; mend the script"
 
 
 # --- one trace --------------------------------------------------------------------------------------------------------
