@@ -16,6 +16,7 @@ A Python ``Backend`` cannot be made in PyTorch 2.13, a Python ``ProcessGroup`` c
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from gpipe_bench.emulator.clocks import HostMessage
 from gpipe_bench.emulator.device_values import MOST_BYTES, values_of, write_values
 from gpipe_bench.emulator.library import backend
 from gpipe_bench.emulator.rendezvous import Rendezvous
+from gpipe_bench.errors import ConfigError
 
 NAME: Final = "emulated"
 _LIBRARIES: Final = tuple(str(Path(module.__file__ or "").parent) for module in (torch, gpipe_bench))
@@ -60,6 +62,7 @@ class Part:
         number: how many of its kind came before, with that peer.
         nbytes: of the message.
         line: of the script.
+        terms: what all parts must agree in: the type of the numbers, how they are combined, whose they are.
     """
 
     row: int
@@ -71,6 +74,7 @@ class Part:
     number: int
     nbytes: int
     line: str
+    terms: str = ""
 
 
 class _DeviceWork(_Work):  # type: ignore[misc]  # PyTorch leaves it untyped
@@ -175,11 +179,13 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
     def group_name(self) -> str:
         return str(self._name)
 
-    def _part(self, kind: str, peer: int, nbytes: int, row: int) -> Part:
+    def _part(self, kind: str, peer: int, nbytes: int, row: int, terms: str = "") -> Part:
         number = self._seen[kind, peer]
         self._seen[kind, peer] += 1
         other = self._ranks[peer] if peer >= 0 else -1
-        own = Part(row, kind, self.group_name, self._ranks, self._ranks[self._me], other, number, nbytes, _line())
+        own = Part(
+            row, kind, self.group_name, self._ranks, self._ranks[self._me], other, number, nbytes, _line(), terms
+        )  # fmt: skip
         self._parts.append(own)
         return own
 
@@ -200,12 +206,17 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
             self._streams[device, key] = torch.Stream(device)
         return self._streams[device, key]
 
-    def _post(
-        self, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], nbytes: int, peer: int = -1
+    def _post(  # noqa: PLR0917 - one method issues what all messages are
+        self, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor], nbytes: int, peer: int = -1, terms: str = ""
     ) -> tuple[_DeviceWork, Part]:
-        """Issue this rank's part of the next message of its kind."""
+        """Issue this rank's part of the next message of its kind.
+
+        Raises:
+            ConfigError: its tensors are on a device of another rank.
+        """
         tensors = [*reads, *(tensor for tensor in writes if not any(tensor is read for read in reads))]
         device = tensors[0].device
+        require_own_device(device.index)
         batched = self._batch is not None
         own = self._stream(device, "group" if peer < 0 or batched else frozenset((self._me, peer)))
         # Parts of a batch run in no order, before what comes after the batch.
@@ -222,7 +233,8 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
             tensor.record_stream(stream)
         if self._batch is not None:
             self._batch.append(event)
-        return _DeviceWork(event, writes or reads), self._part(kind, peer, nbytes, row)
+        said = ", ".join(filter(None, (terms, str(tensors[0].dtype).removeprefix("torch."))))
+        return _DeviceWork(event, writes or reads), self._part(kind, peer, nbytes, row, said)
 
     def _collective(  # noqa: PLR0917 - each method below calls it
         self,
@@ -232,6 +244,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         nbytes: int,
         on_host: Callable[[], Any],
         combined: Callable[[list[Values]], Values],
+        terms: str = "",
     ) -> Any:
         """A collective: ``combined`` makes the values of the outputs from those of all ranks' inputs."""
         tensors = [*inputs, *outputs]
@@ -242,7 +255,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
                 self._note(key, gives=True)
             work = on_host()
             return _HostWork(work, lambda: None, lambda: self._note(key, gives=False)) if outputs else work
-        work, part = self._post(kind, inputs, outputs, nbytes)
+        work, part = self._post(kind, inputs, outputs, nbytes, terms=terms)
         if nbytes <= MOST_BYTES:
             self._rendezvous.tell(self._key(part), [values_of(tensor) for tensor in inputs])
             if outputs:
@@ -316,6 +329,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         return self._collective(
             "all_reduce", tensors, tensors, _nbytes(tensors), lambda: self._gloo.allreduce(tensors, opts),
             lambda heard: [_reduced(column, opts.reduceOp) for column in zip(*heard, strict=True)],
+            _operation(opts.reduceOp),
         )  # fmt: skip
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
@@ -325,7 +339,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         inputs, outputs = (tensors, []) if opts.rootRank == self._me else ([], tensors)
         return self._collective(
             "broadcast", inputs, outputs, _nbytes(tensors), lambda: self._gloo.broadcast(tensors, opts),
-            lambda heard: heard[opts.rootRank],
+            lambda heard: heard[opts.rootRank], self._root(opts.rootRank),
         )  # fmt: skip
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:
@@ -333,6 +347,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         return self._collective(
             "reduce", tensors, tensors if root else [], _nbytes(tensors), lambda: self._gloo.reduce(tensors, opts),
             lambda heard: [_reduced(column, opts.reduceOp) for column in zip(*heard, strict=True)],
+            f"{self._root(opts.rootRank)}, {_operation(opts.reduceOp)}",
         )  # fmt: skip
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:  # noqa: ARG002
@@ -362,6 +377,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
             "reduce_scatter", [input], [output], input.nbytes,
             lambda: self._gloo._reduce_scatter_base(output, input, opts),  # noqa: SLF001
             lambda heard: [self._own(_reduced([own for (own,) in heard], opts.reduceOp))],
+            _operation(opts.reduceOp),
         )  # fmt: skip
 
     _reduce_scatter_base = reduce_scatter_single
@@ -371,19 +387,21 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         return self._collective(
             "reduce_scatter", inputs[0], outputs, _nbytes(inputs[0]),
             lambda: self._gloo.reduce_scatter(outputs, inputs, opts),
-            lambda heard: [_reduced([own[self._me] for own in heard], opts.reduceOp)],
+            lambda heard: [_reduced([own[self._me] for own in heard], opts.reduceOp)], _operation(opts.reduceOp),
         )  # fmt: skip
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
         return self._collective(
             "gather", inputs, outputs[0] if outputs else [], len(self._ranks) * inputs[0].nbytes,
             lambda: self._gloo.gather(outputs, inputs, opts), lambda heard: [own for (own,) in heard],
+            self._root(opts.rootRank),
         )  # fmt: skip
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
         return self._collective(
             "scatter", inputs[0] if inputs else [], outputs, len(self._ranks) * outputs[0].nbytes,
             lambda: self._gloo.scatter(outputs, inputs, opts), lambda heard: [heard[opts.rootRank][self._me]],
+            self._root(opts.rootRank),
         )  # fmt: skip
 
     def all_to_all_single(
@@ -408,9 +426,25 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         work.blocks_host = True
         return work
 
+    def _root(self, place: int) -> str:
+        return f"root {self._ranks[place]}"
+
     def _own(self, values: Tensor | None) -> Tensor | None:
         """This rank's of as many equal pieces as there are ranks."""
         return None if values is None else values.reshape(len(self._ranks), -1)[self._me]
+
+
+def require_own_device(index: int) -> None:
+    """A rank has the device of its place on its host.
+
+    Raises:
+        ConfigError: it uses another one.
+    """
+    own = int(os.environ["LOCAL_RANK"])
+    if index != own:
+        got = f"got a message of rank {os.environ['RANK']} on device {index}, LOCAL_RANK {own}"
+        mend = 'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first'
+        raise ConfigError([f"a rank must use the device of its LOCAL_RANK alone, {got}; {mend}"])
 
 
 def _numel(values: Tensor | None) -> int:
@@ -438,8 +472,12 @@ _REDUCTIONS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
 }
 
 
+def _operation(operation: Any) -> str:
+    return next((own for own in _REDUCTIONS if operation == getattr(dist.ReduceOp, own)), "")
+
+
 def _reduced(values: Sequence[Tensor | None], operation: Any) -> Tensor | None:
-    name = next((own for own in _REDUCTIONS if operation == getattr(dist.ReduceOp, own)), "")
+    name = _operation(operation)
     known = [one for one in values if one is not None]
     if len(known) < len(values) or name not in _REDUCTIONS:
         return None

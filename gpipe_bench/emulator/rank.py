@@ -5,15 +5,17 @@ usage: python -m gpipe_bench.emulator.rank OUT PROFILE RACES SCRIPT [ARGUMENTS];
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import runpy
+import signal
 import sys
 import traceback
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -31,6 +33,9 @@ from gpipe_bench.emulator.shapes import load_shapes, updates_priced
 from gpipe_bench.machine.profile import Profile
 from gpipe_bench.models.torchvision_repair import mend_torchvision
 from gpipe_bench.util.garbage import no_collection
+
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class RankTrace:
 
 def main(out: str, profile_path: str, races: str, script: str, *arguments: str) -> int:
     """Run the script; the exit status."""
+    _end_with_parent()
     profile: Profile = pickle.loads(Path(profile_path).read_bytes())  # noqa: S301 - as above
     rank, size = int(os.environ["RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
@@ -111,6 +117,11 @@ def main(out: str, profile_path: str, races: str, script: str, *arguments: str) 
     )
     Path(out).write_bytes(pickle.dumps(left))
     return status
+
+
+def _end_with_parent() -> None:
+    """Linux kills this process when that of the command ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

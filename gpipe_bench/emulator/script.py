@@ -182,18 +182,17 @@ def step_ends(records: Sequence[Record], ends_ns: Sequence[int], main: int) -> l
         ends_ns: when each ended.
         main: the thread of the script.
     """
-    kinds = [record.kind for record in records]
-    ending = "mark" if "mark" in kinds else "backward_end"
-    if ending != "mark":
-        kinds = _outermost(records, main)
     ended = list(accumulate(ends_ns, max))
+    marks = [row for row, record in enumerate(records) if record.kind == "mark"]
+    if marks:
+        return [ended[row] for row in marks]
     ends: list[int] = []
     latest: int | None = None
-    for row, kind in enumerate(kinds):
+    for row, kind in enumerate(_outermost(records, main)):
         if kind == "backward" and latest is not None:
             ends.append(ended[latest])
             latest = None
-        elif kind == ending:
+        elif kind == "backward_end":
             latest = row
     return ends if latest is None else [*ends, ended[latest]]
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -167,7 +167,7 @@ def run_ranks(
     unread = {rank: one.unread for rank, one in enumerate(left) if one.unread}
     if unread and not hangs:
         sys.stderr.write("".join(unread.values()))
-        raise TraceError(_ended_badly(list(unread)))
+        raise TraceError(_ended_badly(dict.fromkeys(unread, 1)))
     return RanksRun(records, replayed, starts, steps, [*wrong, *hangs], found, lines)
 
 
@@ -222,25 +222,19 @@ def _recorded(  # noqa: PLR0917 - as run_ranks, and where files go
         processes.append(subprocess.Popen([*own, *words, *arguments], env=environment))
     try:
         _await(processes, timeout_s, folder)
-        ended = [process.poll() for process in processes]
     finally:
+        ended = [process.poll() for process in processes]
         for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
         del store
-    gone = [rank for rank, status in enumerate(ended) if status is not None and not (folder / str(rank)).exists()]
-    if gone:
-        how = " and ".join(f"rank {rank} ended with status {ended[rank]}" for rank in gone)
-        raise TraceError(
-            f"all ranks must run to their end, but {how} at once; leave out os._exit and what kills the process"
-        )
-    failed = [rank for rank, status in enumerate(ended) if status]
+    left = {rank for rank in range(ranks) if (folder / str(rank)).exists()}
+    failed = {rank: status for rank, status in enumerate(ended) if status or (status == 0 and rank not in left)}
     if failed:
         raise TraceError(_ended_badly(failed))
-    running = [str(rank) for rank, status in enumerate(ended) if status is None]
-    if running:
-        raise TraceError(f"all ranks must end within {timeout_s:g} s, got rank {', '.join(running)} still at work")
+    if None in ended:
+        running = ", ".join(str(rank) for rank, status in enumerate(ended) if status is None)
+        raise TraceError(f"all ranks must end within {timeout_s:g} s, got rank {running} still at work")
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(ranks)]  # noqa: S301 - as above
 
 
@@ -257,8 +251,13 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, folde
         time.sleep(_POLL_S)
 
 
-def _ended_badly(ranks: Sequence[int]) -> str:
-    return f"all ranks must end well, got an error in rank {', '.join(map(str, ranks))}; mend the script"
+def _ended_badly(failed: Mapping[int, int]) -> str:
+    """The error that names how ranks ended, by their exit status."""
+    ends = (
+        f"rank {rank} (ended by {signal.Signals(-status).name})" if status < 0 else f"rank {rank} (exit status {status})"
+        for rank, status in failed.items()
+    )
+    return f"all ranks must end well, got an error in {', '.join(ends)}; mend the script"
 
 
 # --- one trace --------------------------------------------------------------------------------------------------------
@@ -318,7 +317,7 @@ def part_of(part: Part, first: int) -> Part:
     """A part with its row in the merged trace, whose rank begins at ``first``."""
     row = part.row if part.row < 0 else part.row + first
     return Part(
-        row, part.kind, part.group, part.ranks, part.rank, part.peer, part.number, part.nbytes, part.line
+        row, part.kind, part.group, part.ranks, part.rank, part.peer, part.number, part.nbytes, part.line, part.terms
     )  # fmt: skip
 
 
@@ -375,12 +374,14 @@ def message_ns(machine: HardwareMachine, message: Message, nbytes: int) -> int:
 
 
 def unequal(messages: Sequence[Message]) -> list[str]:
-    """Messages whose parts have different sizes."""
-    return [
-        f"{_said(message)}: sizes must be equal, got {' and '.join(f'{part.nbytes} bytes' for part in message.parts)}"
-        for message in messages
-        if len({part.nbytes for part in message.parts}) > 1
-    ]
+    """Messages whose parts have different sizes, types, reductions or roots."""
+    found = []
+    for message in messages:
+        sizes = [f"{part.nbytes} bytes" for part in message.parts]
+        for what, got in ("sizes", sizes), ("terms", [part.terms for part in message.parts]):
+            if len(set(got)) > 1:
+                found.append(f"{_said(message)}: {what} must be equal, got {' and '.join(got)}")
+    return found
 
 
 def waiting(replayed: Replayed, messages: Sequence[Message]) -> list[str]:
