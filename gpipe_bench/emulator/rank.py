@@ -34,7 +34,6 @@ from gpipe_bench.machine.profile import Profile
 from gpipe_bench.models.torchvision_repair import mend_torchvision
 from gpipe_bench.util.garbage import no_collection
 
-
 _PR_SET_PDEATHSIG: Final = 1
 
 

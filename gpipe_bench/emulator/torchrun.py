@@ -254,7 +254,9 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, folde
 def _ended_badly(failed: Mapping[int, int]) -> str:
     """The error that names how ranks ended, by their exit status."""
     ends = (
-        f"rank {rank} (ended by {signal.Signals(-status).name})" if status < 0 else f"rank {rank} (exit status {status})"
+        f"rank {rank} (ended by {signal.Signals(-status).name})"
+        if status < 0
+        else f"rank {rank} (exit status {status})"
         for rank, status in failed.items()
     )
     return f"all ranks must end well, got an error in {', '.join(ends)}; mend the script"
