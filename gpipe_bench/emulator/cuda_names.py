@@ -7,6 +7,7 @@ such as the compute capability, is an error.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -24,6 +25,9 @@ from gpipe_bench.errors import ConfigError
 from gpipe_bench.machine.profile import Profile
 
 _NS_PER_CYCLE: Final = 1
+_CUDA: Final = "13.0"
+_NCCL: Final = (2, 28, 9)
+"""Versions that scripts compare with what a feature needs; nothing here depends on them."""
 _READS: Final = frozenset(
     (
         *(
@@ -204,6 +208,20 @@ class _NoRanges:
     rangePushA = rangePop = rangeStartA = rangeEnd = markA = staticmethod(lambda *_: 0)  # noqa: N815 - its names
 
 
+def _copied_to_cpu(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """As ``torch.save`` copies: without types. Bytes that nobody knows are those of NaN in each floating-point type."""
+    if storage.device.type == "cpu":
+        return storage
+    values = values_of(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+    if values is not None:
+        return values.untyped_storage()
+    warnings.warn(
+        "torch.save writes NaN for floating-point tensors whose values no virtual device has, and -1 for integers",
+        stacklevel=2,
+    )
+    return torch.UntypedStorage(storage.size()).fill_(0xFF)
+
+
 def _first_seed() -> int:
     return device_module.default_generators[device_module.current_device()].initial_seed()
 
@@ -290,6 +308,13 @@ def cuda_names(profile: Profile) -> Iterator[None]:
         if owner is not torch.cuda or name not in functions:
             replace(owner, name, other)
     replace(torch.cuda.nvtx, "_nvtx", _NoRanges)
+    replace(torch.cuda.nccl, "version", lambda: _NCCL)
+    replace(torch.version, "cuda", _CUDA)
+    replace(torch.backends.cuda, "is_built", lambda: True)
+    replace(torch.UntypedStorage, "cpu", _copied_to_cpu)
+    tag, restored = torch.serialization.location_tag, torch.serialization.default_restore_location
+    replace(torch.serialization, "location_tag", lambda storage: tag(storage).replace(NAME, "cuda", 1))
+    replace(torch.serialization, "default_restore_location", lambda one, location: restored(one, virtual(location)))
     for owner, default in ((torch.autocast, None), (torch.amp.GradScaler, "cuda")):
         replace(owner, "__init__", _first_named(owner.__init__, default))
     # What copies a checkpoint to the CPU asks for the device type whose tensors it must copy.

@@ -546,8 +546,10 @@ def groups_replaced(rendezvous: Rendezvous, parts: list[Part], on_host: list[Hos
     replace("init_process_group", named)
     replace("new_group", grouped)
     replace("batch_isend_irecv", batched)
-    # Scripts branch on it; PyTorch itself asks the module.
+    # Scripts branch on these; PyTorch itself asks the module.
     replace("is_nccl_available", lambda _: lambda: True, (dist,))
+    replace("is_backend_available", lambda plain: lambda name: name.lower() == "nccl" or plain(name), (dist,))
+    replace("get_backend", lambda plain: lambda group=None: "nccl" if plain(group) == NAME else plain(group), (dist,))
     for name in ("send_object_list", "recv_object_list", "broadcast_object_list"):
         replace(name, of_objects)
     replace("_get_object_coll_device", lambda _: lambda group=None: "cpu", (module,))  # noqa: ARG005

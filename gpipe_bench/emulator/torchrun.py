@@ -39,7 +39,9 @@ from gpipe_bench.machine.profile import Link, Profile
 from gpipe_bench.machine.replay import Replay, Replayed
 from gpipe_bench.machine.trace import KINDS, ROW_TYPE, Record, Row, Trace
 
-_MEET, _MARK = KINDS.index("meet"), KINDS.index("mark")
+_MEET, _MARK, _RECORD, _WAIT = (KINDS.index(kind) for kind in ("meet", "mark", "record", "wait"))
+_WORK: Final = [KINDS.index(kind) for kind in ("kernel", "copy", "meet")]
+_DEFAULT_GROUP: Final = "0"
 _POLL_S: Final = 0.05
 _SHARED: Final = ("version", "pass")
 
@@ -254,9 +256,7 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, folde
 def _ended_badly(failed: Mapping[int, int]) -> str:
     """The error that names how ranks ended, by their exit status."""
     ends = (
-        f"rank {rank} (ended by {signal.Signals(-status).name})"
-        if status < 0
-        else f"rank {rank} (exit status {status})"
+        f"rank {rank} ({f'ended by {signal.Signals(-status).name}' if status < 0 else f'exit status {status}'})"
         for rank, status in failed.items()
     )
     return f"all ranks must end well, got an error in {', '.join(ends)}; mend the script"
@@ -388,15 +388,31 @@ def unequal(messages: Sequence[Message]) -> list[str]:
 
 def waiting(replayed: Replayed, messages: Sequence[Message]) -> list[str]:
     """What ranks wait for in vain: the first part on each of their streams that never ran, and those of the CPU."""
-    heads: dict[tuple[int, int], tuple[int, str]] = {}
+    heads: dict[tuple[int, int], tuple[Part, Message]] = {}
     for message in messages:
         for part in message.parts:
             if part.row < 0 or not replayed.turn[part.row] or replayed.end_ns[part.row] >= 0:
                 continue
             queue = part.rank, replayed.trace.rows[part.row].stream
-            if queue not in heads or part.row < heads[queue][0]:
-                heads[queue] = part.row, _waits(part, message)
-    return [*(text for _, text in heads.values()), *_waiting_on_host(messages)]
+            if queue not in heads or part.row < heads[queue][0].row:
+                heads[queue] = part, message
+    return [
+        *(_waits(part, message) for part, message in heads.values() if not _held_up(replayed, part)),
+        *_waiting_on_host(messages),
+    ]
+
+
+def _held_up(replayed: Replayed, part: Part) -> bool:
+    """Whether the stream of a part waits for work that never ran, so that the part does not even begin."""
+    table = replayed.trace.table
+    never = np.isin(table["kind"], _WORK) & (np.array(replayed.end_ns) < 0)
+
+    def stream_until(row: int) -> Any:
+        return np.all([table[name][:row] == table[name][row] for name in ("device", "stream")], axis=0)
+
+    waits = stream_until(part.row) & (table["kind"][: part.row] == _WAIT)
+    awaited = (table["kind"] == _RECORD) & np.isin(table["version"], table["version"][: part.row][waits])
+    return any((never[:row] & stream_until(row)).any() for row in np.flatnonzero(awaited))
 
 
 def _stuck(clocks: Clocks, lines: dict[int, str], starts: Sequence[int]) -> list[str]:
@@ -422,13 +438,14 @@ def _waiting_on_host(messages: Sequence[Message]) -> list[str]:
 def _waits(part: Part, message: Message) -> str:
     text = f"rank {part.rank} waits at {part.line} in {_named(part)}"
     if message.absent:
-        return f"{text}, which rank {', '.join(map(str, message.absent))} never calls"
+        never = {"send": "receives", "recv": "sends"}.get(part.kind.split()[0], "calls")
+        return f"{text}, which rank {', '.join(map(str, message.absent))} never {never}"
     others = (f"rank {one.rank} at {one.line}" for one in message.parts if one.rank != part.rank)
     return f"{text} for {', '.join(others)}"
 
 
 def _named(part: Part) -> str:
-    number = f"no. {part.number + 1}"
+    number = f"no. {part.number + 1}" + (f" of group {part.group}" if part.group != _DEFAULT_GROUP else "")
     if part.peer < 0:
         return f"{part.kind} {number}"
     return f"{part.kind} {number} {'to' if part.kind.startswith('send') else 'from'} rank {part.peer}"

@@ -167,13 +167,56 @@ def test_unequal_sizes_are_named(tmp_path):
 
 
 def test_reading_a_value_that_no_device_has_is_an_error(tmp_path, capfd):
-    with pytest.raises(TraceError, match="all ranks must end well, got an error in rank 0, 1"):
+    with pytest.raises(TraceError, match=r"got an error in rank 0 \(exit status 1\), rank 1"):
         run(written(tmp_path, UNKNOWN))
     told = capfd.readouterr().err
     assert (
         told.count("a value that the program reads must be known, got one that a virtual device did not compute") == 2
     )
     assert told.count("if numbers.sum().item() > 1:  # reads") == 2
+
+
+STEPS = """
+weight = torch.nn.Parameter(torch.zeros(1000, device="cuda"))
+optimizer = torch.optim.SGD([weight], 0.1)
+for _ in range(5):
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+"""
+
+# What a mixed-precision script does between its first step and its last checkpoint.
+MIXED = """
+assert dist.get_backend() == "nccl" and torch.version.cuda and torch.cuda.nccl.version() >= (2, 10)
+model = torch.nn.Linear(512, 512).cuda()
+optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+for _ in range(3):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(torch.randn(8, 512, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+assert scaler.get_scale() == 65536
+file = f"{os.path.dirname(__file__)}/{rank}.pt"
+steps = torch.ones(3, device="cuda")
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": steps}, file)
+for place in (f"cuda:{rank}", torch.device("cuda", rank), {"cuda:0": f"cuda:{rank}"}, None):
+    saved = torch.load(file, map_location=place)
+    assert saved["steps"].is_cuda and saved["steps"].tolist() == [1, 1, 1], saved["steps"]
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+assert torch.load(file, map_location="cpu")["model"]["weight"].isnan().all()
+"""
+
+
+def test_a_step_without_a_backward_pass_is_a_step(tmp_path):
+    assert [len(ends) for ends in run(written(tmp_path, STEPS)).step_ends_ns] == [5, 5]
+
+
+def test_mixed_precision_skips_no_step_and_checkpoints_are_loaded(tmp_path):
+    assert [len(ends) for ends in run(written(tmp_path, MIXED)).step_ends_ns] == [3, 3]
 
 
 def test_the_example_of_processes_runs_on_the_cpu_as_it_does_without():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import pytest
 
 from gpipe_bench.emulator.build import obstacle
@@ -53,8 +57,15 @@ for group in groups if rank else reversed(groups):
 
 KILLED = """
 if rank == 1:
-    os._exit({status})
+    {end}
 dist.barrier()
+"""
+
+DISAGREEING = """
+x = torch.ones(4096, device="cuda")
+dist.all_reduce(x if rank else x.int())
+dist.all_reduce(x, op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+dist.broadcast(x, src=rank)
 """
 
 
@@ -65,12 +76,11 @@ def hangs(script, ranks):
 def test_a_cycle_of_three_ranks_is_named(tmp_path):
     script = written(tmp_path, CYCLE)
     waits, sends = line_of(script, "waits"), line_of(script, "sends")
-    found = hangs(script, 3)
-    for rank in range(3):
-        other = (rank + 1) % 3
-        assert f"rank {rank} waits at {waits} in recv no. 1 from rank {other} for rank {other} at {sends}" in found, (
-            found
-        )
+    ahead = {rank: (rank + 1) % 3 for rank in range(3)}
+    assert sorted(hangs(script, 3)) == [
+        f"rank {rank} waits at {waits} in recv no. 1 from rank {other} for rank {other} at {sends}"
+        for rank, other in ahead.items()
+    ]
 
 
 @pytest.mark.parametrize(("text", "ranks", "absent", "kind"), [(MISSING, 4, 2, "all_reduce"), (EARLY, 3, 1, "barrier")])
@@ -87,7 +97,7 @@ def test_only_the_ranks_of_a_subgroup_that_hangs_are_named(tmp_path):
     script = written(tmp_path, SUBGROUP)
     waits, sends = line_of(script, "waits"), line_of(script, "sends")
     assert hangs(script, 4) == [
-        f"rank {rank} waits at {waits} in recv no. 1 from rank {1 - rank} for rank {1 - rank} at {sends}"
+        f"rank {rank} waits at {waits} in recv no. 1 of group 3 from rank {1 - rank} for rank {1 - rank} at {sends}"
         for rank in range(2)
     ]
 
@@ -96,13 +106,36 @@ def test_groups_in_another_order_on_one_rank_hang_all(tmp_path):
     script = written(tmp_path, SWAPPED)
     waits, found = line_of(script, "waits"), set(hangs(script, 3))
     assert found == {
-        f"rank {rank} waits at {waits} in all_reduce no. 1 for "
+        f"rank {rank} waits at {waits} in all_reduce no. 1 of group {1 if rank else 2} for "
         + ", ".join(f"rank {other} at {waits}" for other in range(3) if other != rank)
         for rank in range(3)
     }
 
 
-@pytest.mark.parametrize("status", [0, 7])
-def test_a_process_that_ends_at_once_is_named(tmp_path, status):
-    with pytest.raises(TraceError, match=f"rank 1 ended with status {status} at once"):
-        hangs(written(tmp_path, KILLED.format(status=status)), 3)
+@pytest.mark.parametrize(
+    ("end", "said"), [("os._exit(0)", "exit status 0"), ("os.kill(os.getpid(), 9)", "ended by SIGKILL")]
+)
+def test_a_process_that_ends_at_once_is_named(tmp_path, end, said):
+    with pytest.raises(TraceError, match=rf"got an error in rank 1 \({said}\);"):
+        hangs(written(tmp_path, KILLED.format(end=end)), 3)
+
+
+def test_parts_that_disagree_are_named(tmp_path):
+    script = written(tmp_path, DISAGREEING)
+    found = [(what, got) for what, got in re.findall(r": (\w+) must be equal, got (.*)", "\n".join(hangs(script, 2)))]
+    assert found == [
+        ("terms", "SUM, int32 and SUM, float32"),
+        ("terms", "SUM, float32 and MAX, float32"),
+        ("terms", "root 0, float32 and root 1, float32"),
+    ]
+
+
+def test_ranks_end_with_the_command(tmp_path):
+    script = written(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    words = [sys.executable, "-m", "gpipe_bench", "emulate", "--nproc", "2", str(script)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ready\n"
+        started.kill()
+        # Whoever has its end of the pipe open is alive.
+        assert set(started.stdout.read().split()) <= {"ready"}

@@ -118,7 +118,9 @@ class Values {
       const c10::Argument& argument = schema.arguments()[index];
       computable &= !takes_generator(argument);
       each_tensor(stack[first + index], [&](const at::Tensor& tensor) {
-        if (writes(argument) && tensor.defined()) {
+        // Gradients count as finite: GradScaler skips no step.
+        const bool finite = argument.name() == "found_inf";
+        if (writes(argument) && tensor.defined() && !finite) {
           written_.push_back(tensor);
           computable &= knows_after_write(tensor);
         }
