@@ -219,7 +219,7 @@ def _copied_to_cpu(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         "torch.save writes NaN for floating-point tensors whose values no virtual device has, and -1 for integers",
         stacklevel=2,
     )
-    return torch.UntypedStorage(storage.size()).fill_(0xFF)
+    return torch.full((storage.nbytes(),), 0xFF, dtype=torch.uint8).untyped_storage()
 
 
 def _first_seed() -> int:
@@ -312,7 +312,8 @@ def cuda_names(profile: Profile) -> Iterator[None]:
     replace(torch.version, "cuda", _CUDA)
     replace(torch.backends.cuda, "is_built", lambda: True)
     replace(torch.UntypedStorage, "cpu", _copied_to_cpu)
-    tag, restored = torch.serialization.location_tag, torch.serialization.default_restore_location
+    tag: Any = torch.serialization.location_tag
+    restored: Any = torch.serialization.default_restore_location
     replace(torch.serialization, "location_tag", lambda storage: tag(storage).replace(NAME, "cuda", 1))
     replace(torch.serialization, "default_restore_location", lambda one, location: restored(one, virtual(location)))
     for owner, default in ((torch.autocast, None), (torch.amp.GradScaler, "cuda")):

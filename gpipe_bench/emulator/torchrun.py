@@ -412,7 +412,7 @@ def _held_up(replayed: Replayed, part: Part) -> bool:
 
     waits = stream_until(part.row) & (table["kind"][: part.row] == _WAIT)
     awaited = (table["kind"] == _RECORD) & np.isin(table["version"], table["version"][: part.row][waits])
-    return any((never[:row] & stream_until(row)).any() for row in np.flatnonzero(awaited))
+    return any((never[:row] & stream_until(row)).any() for row in np.flatnonzero(awaited).tolist())
 
 
 def _stuck(clocks: Clocks, lines: dict[int, str], starts: Sequence[int]) -> list[str]:
