@@ -95,3 +95,23 @@ def test_what_portals_save_and_gain():
     ]
     words = "save {} to {} GiB of memory, and gain {:.1f} samples/s if all other components are on (published: {:.1f})"
     assert words.format(min(shares), max(shares), gain, published) in WORDS
+
+
+def test_how_much_faster_all_components_are():
+    baseline = (True, False, False, False, True)
+    simulated, emulated = (rows[ALL][0] / rows[baseline][0] for rows in (OLD, EMULATED))
+    assert f"{simulated:.2f} times simulated for PyTorch 1.3. Today {emulated:.2f} times (emulated)" in WORDS
+
+
+def test_scaling_beside_gpipe():
+    lines = re.findall(r"^\| n = (\d), m = (\d+) \| (.*) \|$", PAGES["docs/paper.md"], re.MULTILINE)
+    scaled = {(int(n), int(m)): [float(value) for value in values.split(" | ")] for n, m, values in lines}
+    assert len(scaled) == 9
+    for (n, m), (gpipe, published, simulated, transformer) in scaled.items():
+        if m == 1:
+            assert (max(published, simulated) < gpipe) == (n > 2)
+        else:
+            assert gpipe < published < transformer
+            assert gpipe < simulated < transformer
+    gpipe, published, *_ = scaled[8, 32]
+    assert f"With 8 devices and 32 micro-batches it scales {published:.2f} times, GPipe {gpipe:.2f}" in WORDS

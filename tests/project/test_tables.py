@@ -55,7 +55,8 @@ def test_the_page_of_errors_sums_up_the_predictions():
     whole, rest = mean(predicted), mean(predicted[:-2])
     assert f"| {len(predicted)} published cells of P40s, none of them fitted" in page
     assert f"| throughput, memory, utilisation | {100 * whole:.1f} % |" in page
-    assert f"it is {100 * whole:.1f} %, and {100 * rest:.1f} % without two of them" in page
+    said = f"of the {len(predicted)} cells is {100 * whole:.1f} %, and {100 * rest:.1f} % without two of them"
+    assert said in page
     attention = [error for _, table, _, error in known("h100") if table == "llm-foundry-h100"]
     assert (
         f"with a kernel for A100s](#attention-without-dropout) | throughput | {100 * mean(attention):.1f} % |" in page
