@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.judge.behaviours import BEHAVIOURS
 from gpipe_bench.judge.protocol import Adapter, Behaviour, Case, Notes, Session, Setup
-from gpipe_bench.util.nearest import nearest
+from gpipe_bench.schedules.table import SCHEDULES
+from gpipe_bench.util.nearest import nearest, nearest_few
 
 ENGINES: Final = (
     *("gpipe_bench", "gpipe_bench_processes", "torchgpipe", "fairscale", "pipelining", "d9d", "plain", "reference"),
@@ -70,6 +71,10 @@ def adapter_of(engine: str) -> Adapter:
         ConfigError: there is no such engine, its package is not installed, or the file has no such function.
     """
     name, _, schedule = engine.partition(":")
+    own = schedule.partition(",")[0]
+    if name.startswith("gpipe_bench") and name in ENGINES and own and own not in SCHEDULES:
+        rule = f"schedule of engine {name} must be one of {', '.join(SCHEDULES)}"
+        raise ConfigError([f"{rule}, got {own!r}; {nearest_few(own, SCHEDULES)}"])
     if name in ENGINES:
         place = f"gpipe_bench.judge.adapters.{name}"
         try:

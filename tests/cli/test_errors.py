@@ -78,6 +78,7 @@ BAD = {
         ("advise", "--request", "[]"),
         "--request must be a JSON object of settings, got '[]'",
     ),
+    "judgement of an unknown schedule": (("judge", "gpipe_bench:1f1c"), "got '1f1c'; use '1f1b'"),
     "a table of other things": (
         ("table", "--rows", "{out}/times.csv"),
         "columns of {out}/times.csv must include experiment, evidence,",
