@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from gpipe_bench.components import Components
 from gpipe_bench.errors import ConfigError
@@ -13,6 +12,7 @@ from gpipe_bench.figures.tables import RecordedEvent
 from gpipe_bench.results.outcomes import typical
 from gpipe_bench.results.rows import EVIDENCE, Row
 from gpipe_bench.results.timeline import TimelineEvent
+from gpipe_bench.util.nearest import nearest_few
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ def choose_run(events: Sequence[RecordedEvent], rows: Sequence[Row], variant: st
     failed = [row for row in rows if row.variant == variant and row.status != "ok"]
     if not failed:
         present = dict.fromkeys([*(record.variant for record in events), *(row.variant for row in rows)])
-        close = " or ".join(map(repr, get_close_matches(variant, present, n=3, cutoff=0)))
-        hint = f"use {close}; the column variant lists all {len(present)}"
+        hint = f"{nearest_few(variant, present)}; the column variant lists all {len(present)}"
         what = f"{evidence} rows or events"
         raise ConfigError([f"variant must be one that was recorded, got {variant!r} without {what}; {hint}"])
     return Run(failed[0], [], f"no timeline, {failed[0].status}: {short_reason(failed[0].reason)}")
