@@ -245,8 +245,12 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         on_host: Callable[[], Any],
         combined: Callable[[list[Values]], Values],
         terms: str = "",
+        pieces: Sequence[Tensor] = (),
     ) -> Any:
-        """A collective: ``combined`` makes the values of the outputs from those of all ranks' inputs."""
+        """A collective: ``combined`` makes the values of the outputs from those of all ranks' inputs.
+
+        ``pieces``: of the inputs, one for each rank, whose sizes may differ; ``combined`` gets those instead.
+        """
         tensors = [*inputs, *outputs]
         if tensors[0].device.type == "cpu":
             key = self._meet_on_host(kind)
@@ -256,20 +260,29 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
             work = on_host()
             return _HostWork(work, lambda: None, lambda: self._note(key, gives=False)) if outputs else work
         work, part = self._post(kind, inputs, outputs, nbytes, terms=terms)
-        if nbytes <= MOST_BYTES:
-            self._rendezvous.tell(self._key(part), [values_of(tensor) for tensor in inputs])
+        # Where sizes differ, a rank does not know whether those of the others are small.
+        if nbytes <= MOST_BYTES or pieces:
+            self._rendezvous.tell(self._key(part), [values_of(tensor) for tensor in pieces or inputs])
             if outputs:
-                work.fetch = lambda: self._fetch(self._key(part), self._ranks, outputs, combined)
+                work.fetch = lambda: self._fetch(self._key(part), self._ranks, outputs, combined, equal=not pieces)
         for tensor in outputs:
             write_values(tensor, None)
         return work
 
     def _fetch(
-        self, key: str, ranks: Sequence[int], outputs: Sequence[Tensor], combined: Callable[[list[Values]], Values]
+        self,
+        key: str,
+        ranks: Sequence[int],
+        outputs: Sequence[Tensor],
+        combined: Callable[[list[Values]], Values],
+        *,
+        equal: bool = True,
     ) -> None:
         """Write the values that ranks have told; where they never do, or sizes differ, they stay unknown."""
         heard = self._rendezvous.values(key, ranks)
-        if heard is None or any(len({*map(_numel, column)} - {-1}) > 1 for column in zip_longest(*heard)):
+        if heard is None:
+            return
+        if equal and any(len({*map(_numel, column)} - {-1}) > 1 for column in zip_longest(*heard)):
             return
         for tensor, values in zip(outputs, combined(heard), strict=True):
             if _numel(values) == tensor.numel():
@@ -382,6 +395,16 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
 
     _reduce_scatter_base = reduce_scatter_single
 
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        opts = opts or c10d.ReduceScatterOptions()
+        return self._collective(
+            "reduce_scatter", inputs, outputs, _nbytes(inputs),
+            lambda: self._gloo.reduce_scatter_tensor_coalesced(outputs, inputs, opts),
+            lambda heard: [self._own(_reduced(column, opts.reduceOp)) for column in zip(*heard, strict=True)],
+        )  # fmt: skip
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         opts = opts or c10d.ReduceScatterOptions()
         return self._collective(
@@ -407,15 +430,22 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: Any = (), input_splits: Any = (), opts: Any = None  # noqa: A002, ARG002
     ) -> Any:  # fmt: skip
-        def arrived(heard: list[Values]) -> Values:
-            return [_joined([self._own(own) for (own,) in heard]) if not (output_splits or input_splits) else None]
-
+        count = len(self._ranks)
         return self._collective(
-            "all_to_all", [input], [output], len(self._ranks) * MOST_BYTES if input_splits else input.nbytes,
-            lambda: self._gloo.alltoall_base(output, input, output_splits, input_splits), arrived,
+            "all_to_all", [input], [output], input.nbytes,
+            lambda: self._gloo.alltoall_base(output, input, output_splits, input_splits),
+            lambda heard: [_joined([own[self._me] for own in heard])],
+            pieces=input.detach().split(list(input_splits) or [len(input) // count] * count),
         )  # fmt: skip
 
     alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        return self._collective(
+            "all_to_all", inputs, outputs, _nbytes(inputs),
+            lambda: self._gloo.alltoall(outputs, inputs, opts or c10d.AllToAllOptions()),
+            lambda heard: [own[self._me] for own in heard], pieces=inputs,
+        )  # fmt: skip
 
     def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002
         """In virtual time a collective of four bytes that the host waits for."""
