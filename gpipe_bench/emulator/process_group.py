@@ -435,7 +435,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
             "all_to_all", [input], [output], input.nbytes,
             lambda: self._gloo.alltoall_base(output, input, output_splits, input_splits),
             lambda heard: [_joined([own[self._me] for own in heard])],
-            pieces=input.detach().split(list(input_splits) or [len(input) // count] * count),
+            pieces=input.detach().split_with_sizes(list(input_splits) or [len(input) // count] * count),
         )  # fmt: skip
 
     alltoall_base = all_to_all_single
