@@ -376,7 +376,7 @@ def message_ns(machine: HardwareMachine, message: Message, nbytes: int) -> int:
 
 
 def unequal(messages: Sequence[Message]) -> list[str]:
-    """Messages whose parts have different sizes, types, reductions or roots; ranks may give any size to an all-to-all."""
+    """Messages whose parts differ in size, type, reduction or root; ranks may give any size to an all-to-all."""
     found = []
     for message in messages:
         sizes = [f"{part.nbytes} bytes" for part in message.parts]
