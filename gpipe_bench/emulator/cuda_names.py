@@ -316,6 +316,7 @@ def cuda_names(profile: Profile) -> Iterator[None]:
     restored: Any = torch.serialization.default_restore_location
     replace(torch.serialization, "location_tag", lambda storage: tag(storage).replace(NAME, "cuda", 1))
     replace(torch.serialization, "default_restore_location", lambda one, location: restored(one, virtual(location)))
+    replace(torch.profiler.profile, "__init__", _of_the_cpu(torch.profiler.profile.__init__))
     for owner, default in ((torch.autocast, None), (torch.amp.GradScaler, "cuda")):
         replace(owner, "__init__", _first_named(owner.__init__, default))
     # What copies a checkpoint to the CPU asks for the device type whose tensors it must copy.
@@ -334,6 +335,17 @@ def cuda_names(profile: Profile) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def _of_the_cpu(plain: Any) -> Any:
+    def init(self: Any, *, activities: Any = None, **options: Any) -> None:
+        if activities is None or set(activities) - {torch.profiler.ProfilerActivity.CPU}:
+            warnings.warn(
+                "PyTorch's profiler sees no virtual device: use --trace FILE of gpipe-bench emulate", stacklevel=2
+            )
+        plain(self, activities=[torch.profiler.ProfilerActivity.CPU], **options)
+
+    return init
 
 
 def _first_named(plain: Any, default: str | None) -> Any:

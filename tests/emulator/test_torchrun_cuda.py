@@ -36,6 +36,9 @@ for refused in (cuda.memory_summary, cuda.graphs.CUDAGraph, cuda.memory_usage, c
         assert "must be one that virtual devices have, got torch.cuda." in str(error), error
     else:
         raise AssertionError(refused)
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+    torch.ones(2)
+assert any(event.key == "aten::ones" for event in profiled.key_averages())
 values = {name: getattr(torch.cuda, name) for name in dir(torch.cuda) if not name.startswith("_")}
 left = [name for name, value in values.items() if str(getattr(value, "__module__", "")).startswith("torch.cuda")]
 if dist.get_rank() == 0:
@@ -48,5 +51,6 @@ def test_no_function_of_cuda_is_that_of_a_machine_without_it(tmp_path):
     script.write_text(SCRIPT)
     shown = command(["emulate", "--nproc", 2, script], ROOT)
     assert shown.returncode == 0, shown.stderr
+    assert "PyTorch's profiler sees no virtual device" in shown.stderr
     left = next(line for line in shown.stdout.splitlines() if line.startswith("left "))
     assert json.loads(left.removeprefix("left ")) == HARMLESS
