@@ -23,7 +23,6 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from gpipe_bench.suite.experiments.config import parse_config
-from tests.cover import EVERY_CASE
 from tests.project.pages import PAGES, blocks, commands, lines, parts, printed
 from tests.project.tree import ROOT
 from tests.suite.cells_of import over_default
@@ -126,8 +125,6 @@ def test_quick_commands_run(page, clone, monkeypatch):
 def test_commands_print_what_stands_below_them(page, clone):
     """A line of an ellipsis stands for lines that are left out, or that differ by machine; all others are printed."""
     for line, block in printed(PAGES[page]):
-        if "gpt2-xl" in line and not EVERY_CASE:  # a minute
-            continue
         said = answer_of_the_reference(clone) if line == "make ablation" else output_of(parts(line)[0], clone)
         where = 0
         for part in re.split(r"^…\n", block, flags=re.MULTILINE):

@@ -22,6 +22,8 @@ LETTERS = {
     "portal": "P",
     "portal_grad": "p",
 }
+TOLERANCE = 0.01
+"""Of peaks of live bytes, against the engine's on the CPU."""
 
 
 def examples(usual: int) -> settings:

@@ -13,7 +13,7 @@ from torch import nn
 from gpipe_bench.models.table import MODELS as SUITE
 from tests.engine.support import MODES
 from tests.simulator.split_replay import engine_points, replayed_points
-from tests.simulator.support import examples
+from tests.simulator.support import TOLERANCE, examples
 from tests.simulator.test_live_models import MODELS, ROWS, One, Residual, Two
 from tests.simulator.test_live_random import LAYERS, LENGTH, WIDTH, models
 
@@ -52,7 +52,7 @@ MORE = {
 }
 
 
-def compare(module, x, balance, rel=0.01, **options):
+def compare(module, x, balance, rel=TOLERANCE, **options):
     real = engine_points(module, x, balance, options)
     simulated = replayed_points(module, x, balance, **options)
     # The engine does not report actions that have nothing to do.
