@@ -66,6 +66,8 @@ def built() -> Path:
 def _arguments() -> list[str]:
     return [
         *_FLAGS,
+        # Warnings name files as they lie in the package.
+        f"-fmacro-prefix-map={_SOURCES.parent}/=",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         f"-I{_TORCH / 'include'}",
         f"-I{_ROW.parent}",

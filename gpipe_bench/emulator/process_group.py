@@ -41,6 +41,8 @@ from gpipe_bench.emulator.rendezvous import Rendezvous
 from gpipe_bench.errors import ConfigError
 
 NAME: Final = "emulated"
+DEFAULT_GROUP: Final = "0"
+"""PyTorch's name of the group of all ranks."""
 _LIBRARIES: Final = tuple(str(Path(module.__file__ or "").parent) for module in (torch, gpipe_bench))
 
 Values = list[Tensor | None]
@@ -528,6 +530,16 @@ def groups_replaced(rendezvous: Rendezvous, parts: list[Part], on_host: list[Hos
     """Let ``init_process_group`` and ``new_group`` make such groups in the block, unless the script asks for gloo."""
     module: Any = dist.distributed_c10d
     before: dict[tuple[Any, str], Any] = {}
+    ranks, rank = tuple(range(int(os.environ["WORLD_SIZE"]))), int(os.environ["RANK"])
+    calls: Counter[str] = Counter()
+
+    def all_come(kind: str) -> None:
+        """Wait for all ranks at a call that each of them must make, where a deadlock is noticed."""
+        parts.append(Part(-1, kind, DEFAULT_GROUP, ranks, rank, -1, calls[kind], 0, _line()))
+        key = f"{kind}/{calls[kind]}"
+        calls[kind] += 1
+        rendezvous.tell(key)
+        rendezvous.hear(key, ranks)
 
     def replace(name: str, change: Callable[[Any], Any], owners: Sequence[Any] = (module, dist)) -> None:
         changed = change(getattr(module, name))
@@ -540,6 +552,7 @@ def groups_replaced(rendezvous: Rendezvous, parts: list[Part], on_host: list[Hos
             # One communicator for all pairs would be made at once.
             options.pop("device_id", None)
             options.pop("pg_options", None)
+            all_come("init_process_group")
             return plain(_own_name(backend), *args, **options)
 
         return init
@@ -549,6 +562,8 @@ def groups_replaced(rendezvous: Rendezvous, parts: list[Part], on_host: list[Hos
             options.pop("pg_options", None)
             options.pop("device_id", None)
             inherited = module._get_default_group().name() if backend is None else backend  # noqa: SLF001
+            if not options.get("use_local_synchronization"):
+                all_come("new_group")
             return plain(ranks, timeout, _own_name(inherited), **options)
 
         return new_group

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpipe_bench.emulator.clocks import Clocks
-from gpipe_bench.emulator.process_group import Part
+from gpipe_bench.emulator.process_group import DEFAULT_GROUP, Part
 from gpipe_bench.emulator.races import Race, find_rank_races
 from gpipe_bench.emulator.rank import RankTrace
 from gpipe_bench.emulator.script import step_ends
@@ -41,7 +41,6 @@ from gpipe_bench.machine.trace import KINDS, ROW_TYPE, Record, Row, Trace
 
 _MEET, _MARK, _RECORD, _WAIT = (KINDS.index(kind) for kind in ("meet", "mark", "record", "wait"))
 _WORK: Final = [KINDS.index(kind) for kind in ("kernel", "copy", "meet")]
-_DEFAULT_GROUP: Final = "0"
 _POLL_S: Final = 0.05
 _SHARED: Final = ("version", "pass")
 
@@ -446,7 +445,7 @@ def _waits(part: Part, message: Message) -> str:
 
 
 def _named(part: Part) -> str:
-    number = f"no. {part.number + 1}" + (f" of group {part.group}" if part.group != _DEFAULT_GROUP else "")
+    number = f"no. {part.number + 1}" + (f" of group {part.group}" if part.group != DEFAULT_GROUP else "")
     if part.peer < 0:
         return f"{part.kind} {number}"
     return f"{part.kind} {number} {'to' if part.kind.startswith('send') else 'from'} rank {part.peer}"

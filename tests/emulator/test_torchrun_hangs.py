@@ -61,6 +61,16 @@ if rank == 1:
 dist.barrier()
 """
 
+GROUPS = """
+import os
+import torch.distributed as dist
+made = "GROUP"
+if made == "new_group":
+    dist.init_process_group("nccl")
+if os.environ["RANK"] != "1":
+    getattr(dist, made)()  # waits
+"""
+
 DISAGREEING = """
 x = torch.ones(4096, device="cuda")
 dist.all_reduce(x if rank else x.int())
@@ -118,6 +128,15 @@ def test_groups_in_another_order_on_one_rank_hang_all(tmp_path):
 def test_a_process_that_ends_at_once_is_named(tmp_path, end, said):
     with pytest.raises(TraceError, match=rf"got an error in rank 1 \({said}\);"):
         hangs(written(tmp_path, KILLED.format(end=end)), 3)
+
+
+@pytest.mark.parametrize("call", ["init_process_group", "new_group"])
+def test_a_rank_that_makes_no_group_is_named(tmp_path, call):
+    script = tmp_path / "train.py"
+    script.write_text(GROUPS.replace("GROUP", call))
+    assert hangs(script, 3) == [
+        f"rank {rank} waits at {line_of(script, 'waits')} in {call} no. 1, which rank 1 never calls" for rank in (0, 2)
+    ]
 
 
 def test_parts_that_disagree_are_named(tmp_path):
