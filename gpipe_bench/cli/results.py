@@ -127,9 +127,8 @@ def _print_answer(known: list[Row], rows: Path) -> None:
         typer.echo("")
     measured = [group for group in group_rows(known) if group.head.evidence == "measured"]
     if noisy := [one.variant for group in measured for one in group.ordered() if group.noisy(one)]:
-        typer.echo(
-            f"Noisy: the interval of {', '.join(noisy)} is wider than {SCATTER:.0%}: measure again while nothing"
-        )
+        ratios = "ratio's interval is" if len(noisy) == 1 else "ratios' intervals are"
+        typer.echo(f"{len(noisy)} noisy {ratios} wider than {SCATTER:.0%}: measure again while nothing")
         typer.echo("else runs, or see results/reference/measured. The other ratios stand.\n")
     if figures := sorted((rows.parent.parent / "figures").glob(f"{rows.stem}*.png")):
         typer.echo("Look at:    " + "\n            ".join(map(short_path, figures)))

@@ -10,7 +10,7 @@ import pytest
 from gpipe_bench.cli import main
 from tests.figures.synthetic import ablation_row, cpu_ways, write_rows
 
-NOISY = "Noisy: the interval of 1f1b is wider than 20%"
+NOISY = "1 noisy ratio's interval is wider than 20%"
 
 
 def said(capsys, tmp_path, rows):
