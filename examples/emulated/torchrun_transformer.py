@@ -31,7 +31,7 @@ class Decoder(nn.Module):
         self.head: nn.Linear | None = nn.Linear(WIDTH, WORDS)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The logits of tokens of shape (samples, length), or of what another stage has made of them."""
+        """The output of this stage, of tokens of shape (samples, length) or of the output of the stage before."""
         x = tokens if self.words is None else self.words(tokens)
         for layer in self.layers.values():
             x = layer(x, x)

@@ -29,22 +29,12 @@ _CUDA: Final = "13.0"
 _NCCL: Final = (2, 28, 9)
 """Versions that scripts compare with what a feature needs; nothing here depends on them."""
 _READS: Final = frozenset(
-    (
-        *(
-            "item",
-            "tolist",
-            "numpy",
-            "equal",
-            "allclose",
-            "is_nonzero",
-            "nonzero",
-            "masked_select",
-            "unique",
-            "bincount",
-        ),
+    [
+        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero"),
+        *("nonzero", "masked_select", "unique", "bincount"),
         *("__bool__", "__float__", "__int__", "__index__", "__complex__", "__format__", "__repr__", "__str__"),
         *("__array__", "__contains__"),
-    )
+    ]
 )
 """Functions by which a script reads values, or makes shapes of them."""
 _KEPT: Final = frozenset(

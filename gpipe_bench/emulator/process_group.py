@@ -221,7 +221,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
         require_own_device(device.index)
         batched = self._batch is not None
         own = self._stream(device, "group" if peer < 0 or batched else frozenset((self._me, peer)))
-        # Parts of a batch run in no order, before what comes after the batch.
+        # The parts of a batch have no order among themselves. What follows the batch waits for all of them.
         stream = torch.Stream(device) if batched else own
         if batched:
             stream.wait_stream(own)
@@ -403,6 +403,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # likewise
             "reduce_scatter", inputs, outputs, _nbytes(inputs),
             lambda: self._gloo.reduce_scatter_tensor_coalesced(outputs, inputs, opts),
             lambda heard: [self._own(_reduced(column, opts.reduceOp)) for column in zip(*heard, strict=True)],
+            _operation(opts.reduceOp),
         )  # fmt: skip
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

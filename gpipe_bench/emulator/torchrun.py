@@ -19,7 +19,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -317,9 +317,7 @@ def merged(left: Sequence[RankTrace], local: int) -> tuple[Trace, list[int], lis
 def part_of(part: Part, first: int) -> Part:
     """A part with its row in the merged trace, whose rank begins at ``first``."""
     row = part.row if part.row < 0 else part.row + first
-    return Part(
-        row, part.kind, part.group, part.ranks, part.rank, part.peer, part.number, part.nbytes, part.line, part.terms
-    )  # fmt: skip
+    return replace(part, row=row)
 
 
 def matched(parts: Sequence[Part]) -> list[Message]:
