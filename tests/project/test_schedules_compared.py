@@ -11,7 +11,6 @@ from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.figures.schedule_bubbles import settings_of
 from gpipe_bench.figures.schedules import read_cells
 from gpipe_bench.figures.text import significant
-from scripts.table_contents import measured_schedules_table
 from tests.project.pages import PAGES
 from tests.project.tree import ROOT
 
@@ -39,7 +38,7 @@ def cells():
 
 
 def test_there_are_rows():
-    assert len(LINES) == len(re.findall(r"\| `[0-9a-f]{8}` \|$", PAGE, re.MULTILINE)) > 25
+    assert len(LINES) == len(re.findall(r"\| `[0-9a-f]{8}` \|$", PAGE, re.MULTILINE)) > 20
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[-1].strip("`"))
@@ -85,17 +84,11 @@ def test_how_many_cells_do_not_fit_the_memory(cells):
     assert f"{failed} of {len(simulated)} simulated cells do not fit the memory" in PAGE
 
 
-def test_measured_idle_shares_are_the_medians_that_the_figure_shows():
+def test_how_far_measured_idle_shares_are_above_the_formula():
     rows = read_cells(REFERENCE_FOLDER / "measured" / "2x-intel-xeon-processor" / "schedules.csv", "measured")
     (setting,) = settings_of([cell.row for cell in rows])
-    kinds = ("formula", "measured, threads", "measured, processes")
-    lines = [
-        [field.strip("` ") for field in line.split("|")[1:-1]] for line in measured_schedules_table().splitlines()[2:]
-    ]
-    assert {line[0]: line[3:6] for line in lines} == {
-        name: [f"{setting.idle[kind][name]:.0%}" for kind in kinds] for name in setting.idle["formula"]
-    }
-    above = [setting.idle[kinds[1]][name] - setting.idle["formula"][name] for name in setting.idle["formula"]]
+    idle = setting.idle["measured, threads"]
+    above = [idle[name] - setting.idle["formula"][name] for name in idle]
     assert f"All of it is {100 * min(above):.0f} to {100 * max(above):.0f} points above the formula" in " ".join(
         PAGE.split()
     )
