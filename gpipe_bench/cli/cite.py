@@ -13,7 +13,7 @@ from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import COMPANION_SUFFIXES
 from gpipe_bench.results.schema import table_of
-from gpipe_bench.results.tables import read_text
+from gpipe_bench.results.tables import DESCRIPTOR, read_text, recorded_digests
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,32 +29,38 @@ _SHOWN_SOURCES: Final = 8
 
 
 def cite(table: Annotated[Path, typer.Argument(help="CSV file of results.")]) -> None:
-    """Print a BibTeX entry for a table: version, commits, sha256 and the kinds of evidence of its rows."""
+    """Print a BibTeX entry for a table: release or none, commits, sha256 and the kinds of evidence of its rows."""
     text = read_text(table)
     kind = table_of(list(text.columns), table)
     digest = hashlib.sha256(table.read_bytes()).hexdigest()
-    rows = _rows_beside(text, table)
+    released = _released(table, digest)
+    path = REFERENCE_FOLDER / released if released else table
+    rows = _rows_beside(text, path)
     evidence = _counted(rows, "evidence")
     commits = _counted(rows, "commit")
     if not evidence:
         raise ConfigError([f"table must say its evidence, got {kind.name} in {table}; cite the table of rows"])
-    place = _place(table)
+    place = f"results/reference/{released}" if released else table.name
     said = [f"evidence: {', '.join(evidence)}", f"commit: {', '.join(commits) or 'not recorded'}", f"sha256: {digest}"]
+    software = {"version": __version__} if released else {"howpublished": f"Software, version {__version__}"}
     fields = {
         "title": f"{{{TITLE.translate(_ESCAPED)}}}",
         "author": f"{{{AUTHOR.translate(_ESCAPED)}}}",
         "year": str(YEAR),
-        "version": __version__,
+        **software,
         "url": URL,
-        "note": f"Table {place}; {'; '.join(said)}".translate(_ESCAPED),
+        "note": f"Table {place}{'' if released else ', of no release'}; {'; '.join(said)}".translate(_ESCAPED),
     }
-    typer.echo(f"@misc{{gpipe_bench_{table.stem}_{digest[:8]},")
+    typer.echo(f"@misc{{gpipe_bench_{path.stem}_{digest[:8]},")
     for name, value in fields.items():
         typer.echo(f"  {name:<7} = {{{value}}},")
     typer.echo("}\n")
     of_kind = "" if kind.name == "rows" else f" of the kind {kind.name}"
     typer.echo(f"table     {place}, {len(text)} rows{of_kind}")
-    typer.echo(f"version   {__version__}")
+    if released:
+        typer.echo(f"release   {__version__}")
+    else:
+        typer.echo(f"release   not a table of release {__version__}: its sha256 is in no line of {DESCRIPTOR}")
     for name, count in commits.items():
         typer.echo(f"commit    {name}, {count} rows")
     if not commits:
@@ -92,9 +98,8 @@ def _counted(rows: pd.DataFrame, column: str) -> dict[str, int]:
     return {str(value): int(count) for value, count in values.value_counts(sort=False).items()}
 
 
-def _place(table: Path) -> str:
-    """The path of a reference table in the repository; of any other its name, not the folders of this machine."""
-    path = table.resolve()
-    if path.is_relative_to(REFERENCE_FOLDER):
-        return (Path("results/reference") / path.relative_to(REFERENCE_FOLDER)).as_posix()
-    return table.name
+def _released(table: Path, digest: str) -> str | None:
+    """The path of the reference table of this release that has this sha256; ``None`` of any other table."""
+    digests = recorded_digests(REFERENCE_FOLDER / DESCRIPTOR)
+    same = [path for path, recorded in digests.items() if recorded == f"sha256:{digest}"]
+    return min(same, key=lambda path: REFERENCE_FOLDER / path != table.resolve(), default=None)

@@ -228,9 +228,17 @@ def _recorded(path: Path) -> str:
     for folder in path.parents:
         descriptor = folder / DESCRIPTOR
         if descriptor.is_file():
-            digests = _digests(descriptor, descriptor.stat().st_mtime_ns)
-            return digests.get(path.relative_to(folder).as_posix(), "")
+            return recorded_digests(descriptor).get(path.relative_to(folder).as_posix(), "")
     return ""
+
+
+def recorded_digests(descriptor: Path) -> dict[str, str]:
+    """The digest of each table that a descriptor lists, by its path.
+
+    Raises:
+        ConfigError: no descriptor that ``datapackage write`` wrote.
+    """
+    return _digests(descriptor, descriptor.stat().st_mtime_ns)
 
 
 @cache

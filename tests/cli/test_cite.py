@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from gpipe_bench import __version__
 from gpipe_bench.cli import cite, main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.results.rows import Row
-from gpipe_bench.results.tables import csv_text
+from gpipe_bench.results.tables import DESCRIPTOR, csv_text, recorded_digests
 from tests.project.tree import ROOT
 from tests.suite.cells_of import ok_result
 
@@ -50,9 +51,38 @@ def test_a_reference_table_is_found_again(capsys):
     assert {*commits} == {line["commit"] for line in csv.DictReader(ABLATION.read_text().splitlines())}
     assert told.startswith(f"@misc{{gpipe_bench_ablation_{digest[:8]},\n")
     assert f"  version = {{{__version__}}},\n" in told
+    assert f"\nrelease   {__version__}\n" in told
     named = r"Table results/reference/simulated/p40/ablation.csv; evidence: simulated"
     assert f"  note    = {{{named}; commit: {', '.join(commits)}; sha256: {digest}}},\n" in told
     assert f"\nsha256    {digest}\nevidence  simulated, " in told
+
+
+def test_a_copy_with_another_name_is_still_a_table_of_the_release(capsys, tmp_path):
+    for name in ("simulated/p40/ablation.csv", "emulated/p40/ablation_steps.csv"):
+        copy = tmp_path / "renamed.csv"
+        shutil.copyfile(REFERENCE_FOLDER / name, copy)
+        assert cited(capsys, copy) == cited(capsys, REFERENCE_FOLDER / name)
+
+
+def test_of_two_tables_with_the_same_bytes_the_named_one_is_cited(capsys):
+    digests = recorded_digests(REFERENCE_FOLDER / DESCRIPTOR)
+    same = [path for path, digest in digests.items() if [*digests.values()].count(digest) > 1]
+    assert len(same) >= 2
+    for path in same:
+        assert f"\ntable     results/reference/{path}, " in cited(capsys, REFERENCE_FOLDER / path)
+
+
+@pytest.mark.parametrize("changed", ["edited", "own"])
+def test_rows_of_no_release_are_not_cited_as_of_one(capsys, tmp_path, changed):
+    path = own_table(tmp_path)
+    if changed == "edited":
+        path.write_bytes(ABLATION.read_bytes().replace(b"baseline", b"better", 1))
+    entry, _, facts = cited(capsys, path).partition("\n}\n")
+    assert "version =" not in entry
+    assert f"  howpublished = {{Software, version {__version__}}},\n" in entry
+    assert "note    = {Table own.csv, of no release; evidence: " in entry
+    told = f"\nrelease   not a table of release {__version__}: its sha256 is in no line of {DESCRIPTOR}\n"
+    assert told in facts
 
 
 def test_letters_that_latex_reads_otherwise_are_escaped(capsys):
@@ -66,7 +96,7 @@ def test_letters_that_latex_reads_otherwise_are_escaped(capsys):
 
 def test_kinds_of_evidence_and_uncommitted_changes_are_counted(capsys, tmp_path):
     told = cited(capsys, own_table(tmp_path, evidence="simulated", dirty=True, commit="f" * 40))
-    assert "note    = {Table own.csv; evidence: measured, simulated; commit: " in told
+    assert "note    = {Table own.csv, of no release; evidence: measured, simulated; commit: " in told
     assert f"\ncommit    {'f' * 40}, 1 rows\n" in told
     assert "1 rows with uncommitted changes" in told
     assert "\nevidence  measured, 1 rows\nevidence  simulated, 1 rows\n" in told
