@@ -63,7 +63,7 @@ __all__ = [
     "renamed_state_dict",
 ]
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 _LAZY = {
     "GPipe": "gpipe_bench.engine.gpipe",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 
 import pytest
 import yaml
@@ -49,6 +50,38 @@ def test_the_reference_tables_are_those_of_this_version():
     line = f"{__version__} {digest}"
     advice = f"raise the version in the package, CITATION.cff, CHANGELOG.md and datapackage.json, then record {line!r}"
     assert recorded(RELEASES.read_text()).get(__version__) == digest, f"tables differ from {RELEASES.name}; {advice}"
+
+
+def first_recorded(patches):
+    """The digest that each version was first added with, by the patches of a file from the oldest on."""
+    found = {}
+    for version, digest in re.findall(r"^\+(\d+\.\d+\.\d+) ([0-9a-f]{64})$", patches, re.MULTILINE):
+        found.setdefault(version, digest)
+    return found
+
+
+def git(*arguments):
+    """What git prints of this checkout; ``None`` where git or a repository is missing."""
+    try:
+        command = ["git", "-C", ROOT, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def test_the_line_of_a_version_is_the_one_that_it_was_first_recorded_with():
+    if git("ls-files", "--error-unmatch", RELEASES) is None or git("rev-parse", "--is-shallow-repository") != "false\n":
+        pytest.skip("no git history, as in an archive of the source or a shallow clone")
+    now = recorded(RELEASES.read_text())
+    first = first_recorded(git("log", "--reverse", "--topo-order", "-p", "--no-color", "--no-ext-diff", "--", RELEASES))
+    assert first
+    assert {version: now.get(version) for version in first} == first
+
+
+def test_a_later_line_of_a_version_is_not_its_first():
+    old, new = "a" * 64, "b" * 64
+    patches = f"+# words\n+0.1.0 {old}\n@@ -2 +2 @@\n-0.1.0 {old}\n+0.1.0 {new}\n+0.2.0 {new}\n"
+    assert first_recorded(patches) == {"0.1.0": old, "0.2.0": new}
 
 
 @pytest.mark.parametrize("change", ["text", "name", "more", "fewer"])
