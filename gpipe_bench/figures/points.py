@@ -10,13 +10,13 @@ from statistics import median
 from typing import Final
 
 from gpipe_bench.results.rows import Row
-from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, ideal_bubble
+from gpipe_bench.schedules.cycles import CHECKPOINT_MODES
+from gpipe_bench.schedules.table import device_count, is_schedule_file
 
 SHARES: Final = ("compute", "recompute", "copy", "imbalance", "bubble")
 """Parts of a device's time, which add up to all of it."""
 
-
-_cell = attrgetter("partitions", "chunks", "batch_size", "checkpoint", "balance")
+_cell = attrgetter("partitions", "chunks", "batch_size", "checkpoint", "balance", "schedule", "backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Point:
     Attributes:
         row: the first of its rows that ended well, or else the first.
         throughput: in samples per second; None where no run ended well.
-        device_ms: device time per sample, in milliseconds: partitions times step time over batch size.
+        device_ms: device time per sample, in milliseconds: devices times step time over batch size.
         memory_gib: peak memory of all devices together, in GiB: reserved, or live tensors where that is not known.
         shares: part of that for each of :data:`SHARES`; together 1.
     """
@@ -43,6 +43,11 @@ class Point:
         return self.row.partitions or 1
 
     @property
+    def devices(self) -> int:
+        """Devices that share the partitions."""
+        return _devices(self.row)
+
+    @property
     def chunks(self) -> int:
         """Micro-batches asked for."""
         return self.row.chunks or 1
@@ -53,10 +58,11 @@ class Point:
         return self.row.batch_size or 1
 
     @property
-    def ideal_ms(self) -> float:
-        """Device time per sample with the ideal bubble: balanced, with copies for nothing."""
+    def ideal_ms(self) -> float | None:
+        """Device time per sample with the ideal bubble, balanced and with free copies; None if it has no formula."""
         busy = (self.shares["compute"] + self.shares["recompute"]) * self.device_ms
-        return busy / (1 - ideal_bubble(self.row.microbatches or self.chunks, self.n))
+        bubble = self.row.ideal_bubble
+        return None if bubble is None else busy / (1 - bubble)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +99,18 @@ def _point(cell: Sequence[Row]) -> Point:
         return Point(cell[0], None, 0.0, dict.fromkeys(SHARES, 0.0))
     head = good[0]
     known = {name: median(getattr(row, f"{name}_fraction") or 0.0 for row in good) for name in SHARES[1:]}
-    device_ms = (head.partitions or 1) * median(row.step_time_ms or 0.0 for row in good) / (head.batch_size or 1)
+    device_ms = _devices(head) * median(row.step_time_ms or 0.0 for row in good) / (head.batch_size or 1)
     throughput = median(row.throughput_samples_per_s or 0.0 for row in good)
     memory = [value for row in good for value in [row.peak_reserved_gib or row.peak_allocated_gib] if value]
     shares = {"compute": max(0.0, 1 - sum(known.values())), **known}
     return Point(head, throughput, device_ms, shares, median(memory) if memory else None)
+
+
+def _devices(row: Row) -> int:
+    """Devices of a row. A CPU has as many as the schedule, which may put two partitions on each."""
+    if row.device_count and not row.device.startswith("cpu"):
+        return row.device_count
+    return (row.partitions or 1) if is_schedule_file(row.schedule) else device_count(row.schedule, row.partitions or 1)
 
 
 def series_of(points: Sequence[Point]) -> list[Series]:

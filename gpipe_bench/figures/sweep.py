@@ -24,7 +24,9 @@ from gpipe_bench.figures.points import Point, Series, points_of, series_of
 from gpipe_bench.figures.style import INK, OKABE_ITO
 from gpipe_bench.figures.tables import read_selected
 from gpipe_bench.figures.text import NAIVE, listing, significant
+from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
+from gpipe_bench.schedules.table import TWO_PER_DEVICE
 
 _ROW_IN: Final = 0.125
 _WIDEST: Final = 10_000
@@ -42,22 +44,28 @@ def read_sweep(path: Path, selection: Selection) -> list[Row]:
 
 
 def sweep_groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one model on one kind of machine each."""
+    """Rows of one model on one kind of machine each, all run and trained in the same way."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        key = (row.evidence, row.model, row.model_args, row.variant, row.profile or row.device)
-        found.setdefault(key, []).append(row)
+        machine = row.evidence, row.model, row.model_args, row.variant, row.profile or row.device
+        run = row.schedule, row.backward, row.transfer, row.flavour, training_words(row)
+        found.setdefault((*machine, *run), []).append(row)
     return list(found.values())
 
 
 def machine_words(row: Row) -> str:
-    """Arguments of the model, machine and components of a sweep, in words."""
+    """Arguments of the model, machine, components and schedule of a sweep, in words."""
     device = row.device or row.profile
     places = f"all on one {device}" if device.startswith("cpu") else f"up to one {device} per partition"
+    if row.schedule in TWO_PER_DEVICE and not device.startswith("cpu"):
+        places = f"up to one {device} per two partitions"
     if (row.processes or 1) > 1:
         places = f"a process for each device, on {row.hosts} host{'s' if row.hosts != 1 else ''} with {device}"
-    schedule = "" if row.schedule == "gpipe" else row.schedule
-    parts = [row.model_args.replace(";", ", "), places, row.variant, schedule]
+    schedule = "" if row.schedule == "gpipe" and row.backward != "scheduled" else row.schedule
+    transfer = "" if row.transfer in ("", "direct") else f"transfer {row.transfer}"
+    autograd = "autograd of PyTorch 1.3" if row.flavour == "published" else ""
+    more = row.variant, schedule, transfer, training_words(row), autograd
+    parts = [row.model_args.replace(";", ", "), places, *more]
     return "; ".join(filter(None, parts))
 
 

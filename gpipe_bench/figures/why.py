@@ -1,6 +1,6 @@
 """Where device time goes: the device time of a sample, split into what it is spent on, with more devices or chunks.
 
-A sample costs (partitions) x (step time) / (batch size) of device time. With the same kernels, a balanced pipeline and
+A sample costs (devices) x (step time) / (batch size) of device time. With the same kernels, a balanced pipeline and
 no bubble it would cost the same on any number of devices; what stacks up beyond that is why they do not scale.
 """
 
@@ -48,8 +48,9 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     words = "Number: the share of idle time, bubble and imbalance."
     if any(point.throughput is None for *_, points in drawn for point in points):
         words += " A word instead of a bar says why there is none; oom: the step does not fit the memory."
-    ideal = Line2D([], [], label="with the ideal bubble alone", **_IDEAL)
-    return [*found, legend([*handles, ideal], 3), note(words, width_in)]
+    if any(point.ideal_ms is not None for *_, points in drawn for point in points):
+        handles.append(Line2D([], [], label="with the ideal bubble alone", **_IDEAL))
+    return [*found, legend(handles, 3), note(words, width_in)]
 
 
 def _finding(model: str, shown: Sequence[tuple[str, str, Sequence[Point]]]) -> str:
@@ -87,7 +88,7 @@ def _nearest(known: set[int], wanted: int) -> int:
 
 
 def _draw(axes: Axes, points: Sequence[Point], title: str, axis: str) -> None:
-    good = [max(point.device_ms, point.ideal_ms) for point in points if point.throughput is not None]
+    good = [max(point.device_ms, point.ideal_ms or 0.0) for point in points if point.throughput is not None]
     axes.set(xlim=(-0.6, len(points) - 0.4), ylim=(0, max(good) * 1.3))
     axes.set_title(title, loc="left", fontsize="medium", pad=2)
     axes.grid(axis="y", linewidth=0.3, color=RULE)
@@ -101,9 +102,12 @@ def _draw(axes: Axes, points: Sequence[Point], title: str, axis: str) -> None:
             height = point.shares[name] * point.device_ms
             axes.bar(x, height, 0.62, bottom, edgecolor=INK, linewidth=0.25 if height else 0, **_LOOK[name])
             bottom += height
-        axes.plot([x - 0.42, x + 0.42], [point.ideal_ms] * 2, zorder=4, **_IDEAL)
+        top = point.device_ms
+        if point.ideal_ms is not None:
+            axes.plot([x - 0.42, x + 0.42], [point.ideal_ms] * 2, zorder=4, **_IDEAL)
+            top = max(top, point.ideal_ms)
         idle = point.shares["bubble"] + point.shares["imbalance"]
-        axes.text(x, max(point.device_ms, point.ideal_ms) + 0.05 * max(good), f"{idle:.0%}", ha="center", va="bottom")
+        axes.text(x, top + 0.05 * max(good), f"{idle:.0%}", ha="center", va="bottom")
     names = [str(point.n if axis == "partitions" else point.chunks) for point in points]
     axes.set_xticks(range(len(points)), names)
     axes.tick_params(axis="x", length=0)
@@ -114,7 +118,7 @@ def _draw(axes: Axes, points: Sequence[Point], title: str, axis: str) -> None:
 WHY: Final = Figure(
     name="why",
     caption=(
-        "Device time per sample (partitions times step time over batch size), split into what it is spent on. The "
+        "Device time per sample (devices times step time over batch size), split into what it is spent on. The "
         "number above a bar is the share of idle time: bubble and imbalance. A line shows the same work with the "
         "ideal bubble alone."
     ),

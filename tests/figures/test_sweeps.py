@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.figures.ablation import ABLATION
 from gpipe_bench.figures.advice import ADVICE
@@ -15,7 +16,7 @@ from gpipe_bench.figures.points import points_of, series_of
 from gpipe_bench.figures.published_tables import TABLES
 from gpipe_bench.figures.style import drawing
 from gpipe_bench.figures.sweep import SWEEP, machine_words
-from gpipe_bench.figures.tables import read_beside
+from gpipe_bench.figures.tables import read_beside, read_rows
 from gpipe_bench.figures.why import WHY, charts
 from gpipe_bench.schedules.cycles import CHECKPOINT_MODES, ideal_bubble
 from tests.figures.synthetic import ablation_row, write_rows
@@ -43,6 +44,7 @@ def sweep_row(n, m, batch, mode="except_last", **changes):
         "copy_fraction": 0.0,
         "imbalance_fraction": 0.0,
         "device": "cuda Imaginary 9000",
+        "device_count": n,
     }
     return ablation_row("dep-str-ptl", **{**known, **changes})
 
@@ -254,7 +256,62 @@ def test_advice_names_the_best_choice(texts_of):
         figure = ADVICE.canvas(rows)
         shown = texts_of(figure)
         check(figure, shown)
-    assert "fastest with 128 chunks on 8 devices, checkpoint" in words(shown)
+    assert "fastest with the paper's executor on 8 devices, 128 chunks, checkpoint" in words(shown)
+
+
+def test_advice_does_not_pool_schedules_and_counts_devices(texts_of):
+    speeds = {"1f1b": (4, 100.0), "zb_h2": (4, 140.0), "interleaved": (8, 180.0), "zb_v": (8, 160.0)}
+    rows = [
+        sweep_row(n, 16, 256, schedule=name, backward="scheduled", device_count=4, balance="-".join(["1"] * n),
+                  throughput_samples_per_s=speed)
+        for name, (n, speed) in speeds.items()
+    ]  # fmt: skip
+    rows += [sweep_row(2, 16, 256, device_count=2, throughput_samples_per_s=60.0)]
+    with drawing():
+        figure = ADVICE.canvas(rows)
+        shown = texts_of(figure)
+        check(figure, shown)
+    said = words(shown)
+    assert "fastest with interleaved on 4 devices, 16 chunks, checkpoint except_last" in said
+    assert "180 samples/s, balance 1-1-1-1-1-1-1-1" in said
+    ticks = {axes.get_xlabel(): [tick.get_text() for tick in axes.get_xticklabels()] for axes in figure.axes}
+    assert ticks["devices, each at its fastest"] == ["2", "4"]
+    (bars,) = ([tick.get_text() for tick in axes.get_yticklabels()] for axes in figure.axes if axes.patches)
+    assert bars == ["interleaved", "zb_v", "zb_h2", "1f1b", "paper's executor"]
+
+
+def test_the_advice_of_the_reference_is_its_fastest_row(texts_of):
+    rows = read_rows(REFERENCE_FOLDER / "simulated" / "p40" / "advice_unet.csv")
+    best = max((row for row in rows if row.status == "ok"), key=lambda row: row.throughput_samples_per_s)
+    with drawing():
+        figure = ADVICE.canvas(rows)
+        shown = texts_of(figure)
+        check(figure, shown)
+    said = words(shown)
+    where = f"{best.schedule} on {best.device_count} devices, {best.chunks} chunks, checkpoint {best.checkpoint}"
+    assert f"fastest with {where}" in said
+    assert f"{best.throughput_samples_per_s:.0f} samples/s, balance {best.balance}" in said
+
+
+@pytest.mark.parametrize("figure", [SWEEP, WHY])
+def test_a_sweep_does_not_pool_schedules(figure, texts_of):
+    rows = [
+        sweep_row(n, m, 256, schedule=name, backward="scheduled", device_count=4, balance=str(n),
+                  throughput_samples_per_s=speed * m)
+        for (name, n, speed), m in product((("1f1b", 4, 10.0), ("interleaved", 8, 30.0)), (2, 4))
+    ]  # fmt: skip
+    with drawing():
+        canvas = figure.canvas(rows)
+        shown = texts_of(canvas)
+        check(canvas, shown)
+    assert "up to one cuda Imaginary 9000 per partition; dep-str-ptl; 1f1b" in words(shown)
+    assert "up to one cuda Imaginary 9000 per two partitions; dep-str-ptl; interleaved" in words(shown)
+
+
+def test_device_time_counts_devices_and_an_unknown_ideal_is_left_out():
+    row = sweep_row(8, 4, 256, schedule="interleaved", backward="scheduled", device_count=4, step_time_ms=64.0)
+    (point,) = points_of([row])
+    assert (point.device_ms, point.ideal_ms) == (1.0, None)
 
 
 def test_advice_where_nothing_fits(texts_of):
