@@ -33,12 +33,10 @@ _RACE_OF_PROCESSES: Final = "measured/2x-intel-xeon-processor-processes/peers"
 _CONTENDERS: Final = (
     "engine-autograd",
     "engine-1f1b",
-    "engine-interleaved",
     "engine-zb-h1",
     "torchgpipe",
     "fairscale",
     "pipelining-1f1b",
-    "pipelining-interleaved",
     "pipelining-zero-bubble",
     "plain",
     "plain-threads",
@@ -278,9 +276,10 @@ def peers_table(race: str, networks: Sequence[str], shown: Sequence[str]) -> str
 
 
 def host_table() -> str:
-    """A line per checkpoint mode and n = 1 or 8, a column per engine: host time over torchgpipe's, with m = 32."""
+    """A line per n with and without checkpoints, a column per engine: host time over torchgpipe's, with m = 32."""
     rows = _read(_RACE)
     rows = rows[(rows["workload"] == "cells") & (rows["chunks"] == 32) & rows["partitions"].isin([1, 8])]
+    rows = rows[rows["checkpoint"] != "except_last"]
     names = sorted(name for name in rows["contender"].unique() if name.startswith("engine"))
     lines = []
     for (mode, n), own in rows.groupby(["checkpoint", "partitions"], sort=False):
@@ -305,8 +304,9 @@ def summary_table() -> str:
 
 
 def emulated_peers_table() -> str:
-    """A line per case and variant, a column per package: samples per second, and GiB reserved."""
+    """A line per variant, and for eight devices, a column per package: samples per second, and GiB reserved."""
     rows = _read("emulated/p40/peers_emulated")
+    rows = rows[rows["experiment"].isin(["ablation", "pipeline-8"])]
     packages, lines = rows["source"].unique(), []
     for case, own in rows.groupby(["experiment", "variant"], sort=False):
         found = {}
