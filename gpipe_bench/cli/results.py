@@ -101,6 +101,8 @@ def table(
 
 
 def _print_answer(known: list[Row], rows: Path) -> None:
+    from textwrap import wrap
+
     from gpipe_bench.report.tables import answers
     from gpipe_bench.results.outcomes import SCATTER, group_rows
     from gpipe_bench.util.console import Column, Grid, command_lines, output, short_path
@@ -124,7 +126,7 @@ def _print_answer(known: list[Row], rows: Path) -> None:
         for name, line in zip(answer.header[2:], lines, strict=True):
             grid.add(name, *line)
         output().print(grid)
-        typer.echo("")
+        typer.echo("\n".join([*wrap(answer.note, width=80), ""]))
     measured = [group for group in group_rows(known) if group.head.evidence == "measured"]
     if noisy := [one.variant for group in measured for one in group.ordered() if group.noisy(one)]:
         ratios = "ratio's interval is" if len(noisy) == 1 else "ratios' intervals are"

@@ -26,7 +26,7 @@ from gpipe_bench.figures.style import EVIDENCE_COLOURS, FAINT, INK, OKABE_ITO, R
 from gpipe_bench.figures.tables import read_beside
 from gpipe_bench.figures.text import TIMES, significant, text_width_pt, times
 from gpipe_bench.results.intervals import Interval
-from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, PAPER
+from gpipe_bench.results.labels import LOOP, MICROBATCH_LOOP, ONE_THREAD, PAPER
 from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Group, Outcome, group_rows, shown_groups
 from gpipe_bench.results.rows import Row
 from gpipe_bench.util.nearest import nearest_few
@@ -104,7 +104,8 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
 
 def _group(group: Group, beside: Sequence[Group], width_in: float) -> Rows:
     kinds = [*(other.head.evidence for other in beside), group.head.evidence]
-    rows: Rows = [heading(_finding(group), kinds, setting_words(group.head), width_in)]
+    threads = f", {ONE_THREAD}" if isinstance(group, CpuGroup) else ""
+    rows: Rows = [heading(_finding(group), kinds, setting_words(group.head) + threads, width_in)]
     if isinstance(group, CpuGroup):
         speeds = _Line(f"throughput\n({TIMES} {LOOP})", _ratios(group))
         rows.append(_lines([speeds, *_others(group, group.ordered(), ())], width_in))

@@ -31,7 +31,7 @@ def setting_words(row: Row) -> str:
     if machine and row.device_count and row.device_count > 1:
         machine = f"{row.device_count}{_NBSP}{TIMES}{_NBSP}{machine}"
     pipeline = [
-        f"{row.partitions}{_NBSP}partitions" if row.partitions else "",
+        f"{row.partitions}{_NBSP}partitions{_shared(row)}" if row.partitions else "",
         f"{row.chunks}{_NBSP}chunks" if row.chunks else "",
         f"batch{_NBSP}{row.batch_size}" if row.batch_size else "",
         f"checkpoint{_NBSP}{row.checkpoint}" if row.checkpoint else "",
@@ -42,6 +42,12 @@ def setting_words(row: Row) -> str:
     ]
     parts = [row.model_args.replace(";", ", "), machine, ", ".join(filter(None, pipeline))]
     return "; ".join(filter(None, parts))
+
+
+def _shared(row: Row) -> str:
+    """That all partitions of a row are on one GPU, where they are."""
+    one = row.device_count == 1 and (row.partitions or 1) > 1 and row.device.startswith("cuda")
+    return " on one GPU".replace(" ", _NBSP) if one else ""
 
 
 def short_reason(reason: str, limit: int = 90) -> str:

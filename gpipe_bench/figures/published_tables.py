@@ -81,7 +81,15 @@ def _panels(rows: Sequence[Row], width_in: float) -> Rows:
     chunks = any(len({row.model_args for row in rows if row.model == model}) == 1 for model in models)
     words = f"Right: {drawn} over published, minus 1{gains}. n: partitions{', m: micro-batches' if chunks else ''}."
     naive = f" {NAIVE}" if any(row.chunks == 1 and (row.partitions or 1) > 1 for row in rows) else ""
-    return [*across(parts), legend(handles, len(handles)), note(words + naive, width_in)]
+    return [*across(parts), legend(handles, len(handles)), note(words + naive + _whole_batch(rows), width_in)]
+
+
+def _whole_batch(rows: Sequence[Row]) -> str:
+    """Why a small model does not fit where larger ones do; empty where none is refused for that."""
+    plain = any((row.status, row.chunks, row.checkpoint) == ("oom", 1, "never") for row in rows)
+    split = any(row.status == "ok" and (row.chunks or 1) > 1 and row.checkpoint != "never" for row in rows)
+    words = " oom: the whole batch at once, without checkpoints; larger models run in micro-batches with checkpoints."
+    return words if plain and split else ""
 
 
 def _model(rows: Sequence[Row], metric: str, drawn: str, width_in: float) -> Rows:

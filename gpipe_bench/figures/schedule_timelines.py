@@ -69,7 +69,6 @@ def _read(rows_csv: FilePath, selection: Selection) -> list[ScheduleStep]:
 def _panels(steps: Sequence[ScheduleStep], width_in: float) -> Rows:
     row = steps[0].cell.row
     sizes = f"{row.microbatches} micro-batches on {steps[0].cell.devices} devices ({row.profile})"
-    title = f"{_finding(steps)}; {sizes}"
     events = [event for step in steps for event in step.events]
     # Where steps overlap, a step begins while the one before it ends, at 0.
     span_ms = min(0.0, *(event.start_us / 1000 for event in events)), max(event.end_us for event in events) / 1000
@@ -80,7 +79,7 @@ def _panels(steps: Sequence[ScheduleStep], width_in: float) -> Rows:
         handles.append(Patch(facecolor=later(KIND_COLOURS[kinds[0]]), label="darker: second partition of the device"))
     handles.append(Patch(facecolor=_IDLE, label="idle"))
     return [
-        heading(title, [row.evidence], "", width_in),
+        heading(_finding(steps), [row.evidence], sizes, width_in),
         *(_row(steps, k, half, span_ms) for k in range(half)),
         legend(handles, len(handles)),
         note(f"A row is a device. Copies are left out. {_OVERLAP if span_ms[0] < 0 else ''}".strip(), width_in),

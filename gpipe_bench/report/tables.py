@@ -17,6 +17,7 @@ import pandas as pd
 from gpipe_bench.components import PUBLISHED
 from gpipe_bench.figures.groups import ordered_groups, setting_words
 from gpipe_bench.figures.text import TIMES, listing, significant
+from gpipe_bench.results.labels import ONE_THREAD
 from gpipe_bench.results.outcomes import THROUGHPUT, CpuGroup, Group, Outcome
 from gpipe_bench.results.rows import Row
 
@@ -49,8 +50,8 @@ _FRACTION: Final = "_fraction"
 
 _ON_A_CPU: Final = "Ways to run on a CPU: throughput over the plain loop, and peak memory"
 _ON_A_CPU_NOTE: Final = (
-    "Every operator uses one thread. Where the reference rows ran, the plain module with all cores in each operator is "
-    "faster: docs/peers.md."
+    f"All ways run with {ONE_THREAD}. Where the reference rows ran, the plain module with all cores in each "
+    "operator is faster: docs/peers.md."
 )
 
 
@@ -167,7 +168,8 @@ def headline(rows: Sequence[Row]) -> str:
         ratios = {one.variant: ratio.median for one in group.ordered() if (ratio := group.ratio(one))}
         if isinstance(group, CpuGroup) and ratios:
             best = max(ratios, key=lambda name: ratios[name])
-            return f"On this CPU, {best} trains {group.head.model} {ratios[best]:.2f} times as fast as a plain loop."
+            speed = f"{best} trains {group.head.model} {ratios[best]:.2f} times as fast as a plain loop"
+            return f"On this CPU, with {ONE_THREAD}, {speed}."
     return ""
 
 

@@ -13,6 +13,9 @@ from gpipe_bench.results.tables import csv_text
 LOOP: Final = "plain loop"
 MICROBATCH_LOOP: Final = "micro-batch loop"
 PAPER: Final = "paper's executor"
+ONE_THREAD: Final = "one thread per partition's operators"
+"""How the ablation on a CPU runs every partition, so that partitions do not compete for cores."""
+
 _AUTOGRAD: Final = {"published": "PyTorch 1.3", "current": "PyTorch 2"}
 _SERIES: Final = {"batch_size": "fixed batch", "microbatch": "fixed micro-batch"}
 

@@ -25,6 +25,7 @@ def test_the_answer_says_what_to_open(tmp_path, capsys):
     (tmp_path / "results").mkdir()
     text = said(capsys, tmp_path, cpu_ways())
     assert "1.80\u00d7" in text
+    assert "one thread per partition's operators" in " ".join(text.split())
     assert f"gpipe-bench report --results {tmp_path / 'results'}" in text
     assert "oisy" not in text
 

@@ -10,6 +10,7 @@ from matplotlib.colors import to_rgb
 
 from gpipe_bench.components import Components
 from gpipe_bench.figures.base import COLUMN_IN, PAGE_IN, heading, lay_out
+from gpipe_bench.figures.groups import setting_words
 from gpipe_bench.figures.registry import FIGURES
 from gpipe_bench.figures.runs import Run
 from gpipe_bench.figures.style import FONT_PT, TITLE_PT, drawing
@@ -143,11 +144,19 @@ def test_failed_runs_are_shown_with_their_reason(texts_of):
     assert "RuntimeError: worker of partition 2 died" in shown
 
 
+@pytest.mark.parametrize(("devices", "words"), [(1, "4 partitions on one GPU"), (4, "4 partitions")])
+def test_a_setting_says_that_all_partitions_share_one_gpu(devices, words):
+    row = ablation_row("baseline", partitions=4, device="cuda Imaginary H9", device_count=devices)
+    setting = setting_words(row).replace("\u00a0", " ").split("; ")[-1]
+    assert setting.split(", ")[0] == words
+
+
 def test_a_cpu_compares_ways_to_run_with_the_plain_loop(texts_of):
     with drawing():
         shown = words(texts_of(FIGURES["ablation"].canvas(cpu_ways())))
     assert "throughput\n(\u00d7 plain loop)" in shown
     assert "pipelines train up to 1.80\u00d7 as fast as the plain loop (1f1b)" in shown
+    assert "one thread per partition's operators" in shown.replace("\u00a0", " ")
     assert "100 samples/s" in shown
     assert "1.80\u00d7" in shown
     assert "error, zb_v: RuntimeError: a worker died" in shown

@@ -210,6 +210,15 @@ def test_the_metric_that_was_published_is_drawn(texts_of):
     assert "memory reserved, all devices (GiB)" in text
 
 
+def test_a_table_says_why_a_small_model_does_not_fit_where_larger_ones_do(texts_of):
+    fits = published(model_args="L=18;D=416", chunks=128, checkpoint="except_last", peak_reserved_gib=4.4)
+    small = replace(failed(fits), model_args="L=18;D=208", chunks=1, checkpoint="never", peak_reserved_gib=None)
+    why = "oom: the whole batch at once, without checkpoints; larger models run in micro-batches with checkpoints."
+    with drawing():
+        shown = [words(texts_of(TABLES.canvas(rows))) for rows in ([fits], [fits, small])]
+    assert [why in text for text in shown] == [False, True]
+
+
 def test_a_table_of_sizes_has_the_printed_number_of_parameters(texts_of):
     sizes = [
         published(model="unet", model_args=f"depth=5;B={b};C=160", partitions=b // 6, peak_reserved_gib=9.0)

@@ -147,7 +147,10 @@ def test_the_page_opens_with_one_sentence_and_two_timelines(text):
     )
     places = [text.index(f'<section id="{name}"') for name in ("timelines", "words", "answer")]
     assert places == sorted(places)
-    assert headline(cpu_ways()) == "On this CPU, 1f1b trains testnet 1.80 times as fast as a plain loop."
+    assert headline(cpu_ways()) == (
+        "On this CPU, with one thread per partition's operators, "
+        "1f1b trains testnet 1.80 times as fast as a plain loop."
+    )
     assert headline([]) == ""
 
 
