@@ -108,7 +108,8 @@ def _finding(setting: Setting) -> str:
         return "Networks under every schedule"
     ends = times(min(ratios)), times(max(ratios))
     by = ends[0] if ends[0] == ends[1] else f"{ends[0].removesuffix(TIMES)} to {ends[1]}"
-    where = setting.title.partition("\n")[0]
+    # One piece, so that no line of the title has only the end of it.
+    where = setting.title.partition("\n")[0].replace(" ", "\u00a0")
     return f"{ranked[0]} trains {by} as fast as {ranked[-1]} ({where})"
 
 

@@ -50,6 +50,13 @@ def test_it_fits_both_columns_of_a_page(texts_of):
         assert figure.get_figheight() <= 5
 
 
+def test_the_devices_are_in_one_piece_in_the_title(texts_of):
+    cells = [cell(speed, 2, model=model) for speed, model in ((5, "plain"), (4, "of a long name" * 4))]
+    with drawing():
+        shown = [text.get_text() for text, _ in texts_of(NETWORKS.canvas(cells))]
+    assert any("(2 h9, m = 4)" in line for text in shown for line in text.replace("\u00a0", " ").split("\n"))
+
+
 def test_missing_marks_are_explained_where_there_are_any(texts_of):
     def words(*cells):
         with drawing():
