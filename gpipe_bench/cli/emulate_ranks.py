@@ -80,11 +80,14 @@ def print_ranks(run: RanksRun) -> None:
 
 
 def print_memory(run: RanksRun) -> None:
-    """What each rank holds at its peak of memory."""
+    """Print the memory blocks that each rank holds when its tensors take the most memory.
+
+    Blocks are added up by the operator or message that first wrote to them: it says what they are for.
+    """
     from gpipe_bench.emulator.peaks import held_at_peak
 
     console = output()
-    console.print("at the peak of its tensors, each rank holds what was first written by:")
+    console.print("blocks that each rank holds at its peak of allocated memory, by what first wrote to them:")
     grid = Grid([Column("rank"), Column("operator or message", text=True), Column("blocks"), Column("MiB")])
     for rank in range(run.ranks):
         for held in held_at_peak(run.records, run.replayed, rank):

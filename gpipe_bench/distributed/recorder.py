@@ -6,9 +6,10 @@
 Each process writes ``messages/rank0.csv`` and so on while it runs, so a run that hangs leaves its record, too.
 ``gpipe-bench schedule check messages --channels pair`` says whether the same calls would end over NCCL.
 
-What is recorded are ``send``, ``recv``, ``isend`` and ``irecv`` of ``torch.distributed`` in the thread of the ``with``
-block, and ``wait`` of what they return. PyTorch shows these calls to a ``TorchFunctionMode``. It does not show
-``batch_isend_irecv``, whose messages are recorded one by one: ``--batched`` joins messages in a row.
+It records calls of ``send``, ``recv``, ``isend`` and ``irecv`` of ``torch.distributed``, made in the thread of the
+``with`` block, and calls of ``wait`` on the work that ``isend`` and ``irecv`` return. A ``TorchFunctionMode`` sees
+these calls, so the program stays as it is. The mode does not see ``batch_isend_irecv`` itself, only each message of
+the batch. With ``--batched``, ``schedule check`` takes messages that follow each other as one batch.
 """
 
 from __future__ import annotations

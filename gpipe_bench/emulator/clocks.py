@@ -6,27 +6,34 @@
        ▼                          ▼
     host 1 ── launches ──> streams of rank 1 ── events ──> ...
 
-Each stream counts the records that have run. An event copies its stream's clock, a wait joins it, a synchronisation
-joins it into the host's clock, and a launch joins the host's into the stream's. A stream runs its records in the order
-of their launch, each as soon as what it waits for is over; a host goes on likewise. No durations are involved.
+The race check asks of two accesses to memory if one has ended before the other begins, whatever the durations. A
+vector clock answers: it holds, for each stream, how many records of this stream have certainly ended. Each stream and
+each host has one, and joins (takes the maxima of) another's when it waits for it:
 
-A message orders ranks as its data does. A part that reads a tensor gives data, a part that writes one takes data:
+- A launch joins the host's clock into the stream's. A stream runs its records in the order of their launch.
+- A recorded event keeps its stream's clock. A stream that waits for the event joins this clock.
+- A synchronisation joins the streams' clocks into the host's.
 
-- A part that takes data ends after every part that gives data has begun, and has read its tensor. So a receive ends
-  after its send has read, and an all-reduce after all ranks have come to it. A broadcast waits for its root alone.
-  Who takes a piece, as of a reduce-scatter, does not know that others have read the rest: only that they have begun.
-- A part that only gives data waits for no rank. NCCL calls a send blocking, but it ends as soon as its data is in the
+A message orders ranks only as its data does. A rank whose part reads a tensor sends data; a rank whose part writes one
+receives data; in an all-reduce each rank does both.
+
+- A receiving part ends after all sending parts have begun and read their tensors. So a receive ends after its send
+  has read, and an all-reduce after all ranks have come to it; of a broadcast all ranks wait for the root alone. In
+  a scatter or reduce-scatter a receiver gets one piece. This shows that the senders have begun, not that they have read
+  the other pieces.
+- A part that only sends waits for no rank. NCCL calls a send blocking, but it ends as soon as its data is in the
   buffers between the ranks (``NCCL_BUFFSIZE``, 4 MiB), possibly before the receive begins: github.com/NVIDIA/nccl,
   issues 544 and 1252.
-- A part writes from its begin until its end, which other ranks do not know of. Only where all of its data comes from
-  another rank, as in a receive, does it write after that rank has begun.
-- Messages of CPU tensors order the hosts in the same way: from the call of who gives, to the wait of who takes.
+- A part may write from its begin on. Only if all of its data comes from other ranks, as in a receive, does it write
+  after they have begun.
+- Messages of CPU tensors order hosts in the same way: from the sender's call to the receiver's wait.
 
-These rules hold for every protocol of NCCL and every size, so they hide no race. What they cost: an order that a
-program has only because its sends are too large for the buffers counts as none. So does one that goes through an
-all-to-all, whose pieces may be empty, through a group of gloo's own, a store, or a file.
+These rules hold for every protocol of NCCL and every size, so they hide no race. In return, some orders that a real
+run has count as none, and the check may report a race there: an order that exists only because sends are too large for
+the buffers, and one that goes through an all-to-all (its pieces may be empty), a group of gloo's own, a store or a
+file.
 
-What waits in vain has no moment: a message whose parts do not all come, and what comes after it.
+A message of which a part never comes has no moment (``None``), nor has what comes after it.
 """
 
 from __future__ import annotations
