@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from gpipe_bench import __version__
-from gpipe_bench.errors import ConfigError, GpipeBenchError
+from gpipe_bench.errors import ConfigError, GpipeBenchError, ScheduleError
 
 _INTERRUPTED: Final = 130
 _LONGEST: Final = 200
@@ -117,7 +117,7 @@ def _status(arguments: Sequence[str] | None) -> int:
         result: Any = application(words)(args=words, standalone_mode=False)
     except _UsageError as error:
         return _complain([_usage(error, words)])
-    except ConfigError as error:
+    except (ConfigError, ScheduleError) as error:
         return _complain(error.problems)
     except GpipeBenchError as error:
         return _complain([str(error)])

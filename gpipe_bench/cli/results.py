@@ -103,11 +103,15 @@ def table(
 def _print_answer(known: list[Row], rows: Path) -> None:
     from textwrap import wrap
 
+    from gpipe_bench.components import PUBLISHED
     from gpipe_bench.report.tables import answers
     from gpipe_bench.results.outcomes import SCATTER, group_rows
     from gpipe_bench.util.console import Column, Grid, command_lines, output, short_path
 
-    for answer in answers(known):
+    found = answers(known)
+    if not found:
+        typer.echo(f"No answer: no row is of {', '.join(PUBLISHED)},\nnor of an ablation on a CPU.\n")
+    for answer in found:
         kinds = [f"{evidence.text}\n{where.text}" for evidence, where, *_ in answer.lines]
         cells = [[_parts(field.text) for field in line[2:]] for line in answer.lines]
         if len(kinds) == 1:

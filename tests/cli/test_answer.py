@@ -30,6 +30,12 @@ def test_the_answer_says_what_to_open(tmp_path, capsys):
     assert "oisy" not in text
 
 
+def test_rows_without_an_answer_say_what_is_missing(tmp_path, capsys):
+    (tmp_path / "results").mkdir()
+    text = said(capsys, tmp_path, [ablation_row("dep-x-ptl", evidence="measured", throughput_samples_per_s=50.0)])
+    assert text.startswith("No answer: no row is of baseline, dep-x-x, dep-str-x, dep-str-ptl,\nnor of an ablation")
+
+
 def test_a_noisy_pair_is_called_so_and_the_others_stand(tmp_path, capsys):
     (tmp_path / "results").mkdir()
     rows = [

@@ -54,6 +54,14 @@ def test_skips_may_make_messages_cross(call):
     assert "got one from 3 to 1 of 4 partitions" in call("check", "1f1b", "--skip", "3-1")[2]
 
 
+def test_each_problem_of_a_file_has_a_line(call, tmp_path):
+    (tmp_path / "own.csv").write_text("0F0,0X1\n1F0,1Q1\n")
+    status, out, err = call("check", tmp_path / "own.csv")
+    assert (status, out) == (2, "")
+    rule = "error: a field must be a stage, one of F, B, I, W, and a micro-batch, such as 0F3, got"
+    assert err.splitlines() == [f"{rule} '0X1' in line 1; correct it", f"{rule} '1Q1' in line 2; correct it"]
+
+
 def test_a_file_is_read_as_it_was_written(call, tmp_path):
     file = tmp_path / "own.csv"
     assert call("write", "gpipe", "--microbatches", 1, "--devices", 2, "--messages", "--out", file)[0] == 0
