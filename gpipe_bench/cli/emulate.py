@@ -270,8 +270,8 @@ def _shortage(memory: Sequence[DeviceMemory], shortage: OutOfMemory) -> str:
     device = shortage.device
     needed, capacity = gib_texts(memory[device].peak_reserved / _GIB, shortage.capacity / _GIB)
     return (
-        f"out of memory: device {device} needs {needed} of allocator segments and has {capacity}, which only the "
-        "replay finds, so the script could not catch it; use smaller batches, more devices or checkpoints"
+        f"error: out of memory: device {device} needs {needed} of allocator segments and has {capacity}, which only "
+        "the replay finds, so the script could not catch it; use smaller batches, more devices or checkpoints"
     )
 
 

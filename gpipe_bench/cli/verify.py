@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gpipe_bench.data import REFERENCE_FOLDER, TOLERANCES
+from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.catalogue import reference_companions, reference_tables
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def verify(
     known = {"all", *(table.stem for table in tables or []), *(name for name, path in others.items() if path)}
     if unknown := sorted(set(part or ()) - known):
         raise typer.BadParameter(f"--part must be one of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    if not (tables or predictions or claims):
+        raise ConfigError(["results must be tables, --predictions or --claims, got none; name what to verify"])
     check_writable(out)
     limits = read_tolerances(tolerances or TOLERANCES)
     reference = reference or REFERENCE_FOLDER
@@ -82,11 +85,12 @@ def verify(
     judged = iter(checks)
     for name, some in found.items():
         _report_missing(name, list(islice(judged, len(some))))
-    bad = counts["OUTSIDE"] + counts["MISSING"]
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    typer.echo(f"{len(checks)} checks: {summary or 'nothing to check'}; wrote {out}", err=bool(bad))
-    if bad or not checks:
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    summary = f"{len(checks)} checks: {counted or 'nothing to check'}; wrote {out}"
+    if counts["OUTSIDE"] or counts["MISSING"] or not checks:
+        typer.echo(f"error: {summary}", err=True)
         raise typer.Exit(1)
+    typer.echo(summary)
 
 
 def _report_missing(name: str, checks: Sequence[Check]) -> None:

@@ -59,6 +59,10 @@ BAD = {
         ("collect", "--experiment", "a", "--out", "{out}/a.csv", "{out}/file"),
         "raw result must be a file that run wrote, got {out}/file",
     ),
+    "results to verify that are not named": (
+        ("verify", "--out", "{out}/v.csv"),
+        "error: results must be tables, --predictions or --claims, got none; name what to verify",
+    ),
     "table that is absent": (("table", "--rows", "{out}/a.csv"), "table must be a readable CSV file, got {out}/a.csv"),
     "configuration that is absent": (("config", "check", "{out}/a.yaml"), "configuration must be a readable file"),
     "times of layers that are to run": (

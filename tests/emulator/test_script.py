@@ -311,7 +311,7 @@ def test_segments_that_do_not_fit_are_one_line(tmp_path):
     end = "kept = [torch.empty(10 * 2**20 + 1, dtype=torch.uint8, device=places[0]) for _ in range(2000)]"
     run = emulate(script(tmp_path, end=end), "--devices", 1, "--profile", "p40", folder=tmp_path)
     assert run.returncode == 1
-    assert run.stderr.startswith("out of memory: device 0 needs 23.4 GiB of allocator segments and has 22.0 GiB")
+    assert run.stderr.startswith("error: out of memory: device 0 needs 23.4 GiB of allocator segments and has 22.0 GiB")
     assert run.stdout == ""
 
 

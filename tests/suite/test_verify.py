@@ -332,6 +332,7 @@ def test_the_command_fails_and_names_the_cell(tmp_path, capsys):
         main(["verify", *arguments, str(tmp_path / "reference"), str(tmp_path / "sweep.csv")])
     assert ended.value.code == 1
     printed = capsys.readouterr().err
+    assert "\nerror: " in printed
     assert "OUTSIDE: speed n2m4 throughput_samples_per_s: 20, published 10, off by 1, allowed 0.1" in printed
     with (tmp_path / "v.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -358,7 +359,7 @@ def test_the_command_fails_where_cells_are_missing_unless_a_part_is_allowed(tmp_
     printed = capsys.readouterr().err
     assert printed.count("MISSING: sweep n2-m") == 5
     assert "and 2 more cells of sweep that are not here" in printed
-    assert "7 MISSING, 20 ok" in printed
+    assert "error: 27 checks: 7 MISSING, 20 ok" in printed
     assert status("--part", "other") == 2
     assert "--part must be one of all, sweep, got other" in capsys.readouterr().err
     assert status("--part", "sweep") == 0
