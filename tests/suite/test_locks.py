@@ -42,3 +42,9 @@ def test_locks_go_when_no_run_holds_them(tmp_path, end):
     finally:
         other.kill()
         other.communicate()
+
+
+def test_the_file_that_a_run_holds_is_closed_at_its_end(tmp_path):
+    words = [sys.executable, "-W", "error::ResourceWarning", "-c", HOLD, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("held\n", "")

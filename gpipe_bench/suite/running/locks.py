@@ -6,12 +6,9 @@ gets the file alone knows that no other run is there, so that Snakemake's own lo
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 from pathlib import Path
-from typing import IO, Final
-
-_HELD: Final[list[IO[str]]] = []
-"""Keeps the files of this process open."""
 
 
 def drop_stale_locks(notes: Path) -> bool:
@@ -35,5 +32,5 @@ def drop_stale_locks(notes: Path) -> bool:
     except OSError:
         place.close()
     else:
-        _HELD.append(place)
+        atexit.register(place.close)  # keeps the file, and so its lock, until this process ends
     return bool(stale)
