@@ -262,4 +262,14 @@ def test_a_static_page_is_drawn_without_python(browser, tmp_path):
         page = Page(browser, own)
         assert page.tab.inner_text("#facts").startswith("33 time")
         assert "Python did not start" in page.says("Python did not start")
+        faults = list(page.faults)
+        for control in ("[name=p]", "#text summary", "#swap", "#big"):
+            box = page.tab.locator(control).bounding_box()
+            page.tab.mouse.click(box["x"] + box["width"] / 4, box["y"] + box["height"] / 4)
+            page.tab.keyboard.press("ArrowUp")
+        assert (page.tab.input_value("[name=p]"), page.tab.locator("#csv").is_visible()) == ("4", False)
+        assert page.tab.inner_text("#reason").startswith("Python did not start")
+        page.tab.click(".one[data-name=gpipe]")
+        assert page.tab.input_value("#shown") == "gpipe"
+        assert page.faults == faults
         page.tab.context.close()

@@ -377,12 +377,19 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 const entry = (colour, text, border = colour) => element("span", {}, Object.assign(element("i"), { style: `background: ${colour}; border: 1px solid ${border}` }), text);
 $("legend").append(...Object.entries(words).map(([kind, text]) => entry(actions[kind], `${kind} ${text}`)), entry("var(--memory-soft)", "memory held", "var(--memory)"), "darker: a later partition of the device");
 
+function withoutPython(error) { // other schedules, their order and zoom need no answer, and stay
+  say(`Python did not start: ${error.message}. The page shows the settings that it was made with; nothing can be changed.`, true);
+  $("engine").textContent = "no Python";
+  for (const id of ["controls", "exchange", "text", "big"]) $(id).inert = true;
+  $("hint").hidden = true;
+}
+
 try {
   const problem = await follow(), began = performance.now();
   start.then((text) => {
     $("engine").textContent = text;
     document.body.dataset.start = Math.round(performance.now() - began);
-  }, (error) => { say(`Python did not start: ${error.message}. The page shows the settings that it was made with.`, true); $("engine").textContent = "no Python"; });
+  }, withoutPython);
   state.names = (await ask("names")).names;
   for (const name of ["yours", ...state.names]) {
     const [tag, said, canvas] = [element("span", { className: "tag" }), element("span", { className: "facts" }), element("canvas")];
