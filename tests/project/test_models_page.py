@@ -23,7 +23,6 @@ def test_the_table_has_every_model_with_its_defaults():
 
 def test_the_example_is_the_one_in_the_repository():
     assert blocks("python")[0] == (ROOT / EXAMPLE).read_text(encoding="utf-8")
-    assert blocks("yaml")[0] == (ROOT / "examples" / "my_model.yaml").read_text(encoding="utf-8")
 
 
 def test_numbers_of_parameters_are_those_of_gpt2():
