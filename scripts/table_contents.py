@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +14,7 @@ from gpipe_bench.figures.text import listing
 from gpipe_bench.results.outcomes import THROUGHPUT, group_rows
 from gpipe_bench.results.rows import Row
 from gpipe_bench.results.tables import plain_records, read_table
-from gpipe_bench.schedules import SCHEDULES, named_schedule
+from gpipe_bench.schedules import SCHEDULES
 from gpipe_bench.schedules.table import TWO_PER_DEVICE, device_count
 from gpipe_bench.suite.published.measured import DEVICE_BOUND, measured_steps
 from gpipe_bench.suite.published.measured import TABLES as MEASURED
@@ -114,16 +113,6 @@ def _mean_and_range(errors: Sequence[float]) -> tuple[str, str]:
     return f"{mean(map(abs, errors)):.1%}", f"{min(errors):+.1%} to {max(errors):+.1%}"
 
 
-def other_simulators_table() -> str:
-    """What other simulators say of themselves."""
-    lines = []
-    for line in plain_records(_read("published/simulators")):
-        most = "< " if line["statistic"] == "at most" else ""
-        error = f"{most}{line['stated_error_fraction']:.1%}"
-        lines.append([line["simulator"], line["quantity"], line["hardware"], error, line["source"]])
-    return markdown(["simulator", "quantity", "hardware", "mean absolute error", "source"], lines)
-
-
 def mechanisms_table() -> str:
     """A line per mechanism without which the simulator changes a published cell by 30 % or more: the range of changes.
 
@@ -204,7 +193,7 @@ def _is(precision: str, *, overlap: bool = True) -> Callable[[Record], bool]:
 
 
 def residuals_table() -> str:
-    """A line per schedule, on H100s of one host: samples/s and GiB of each network, tensors forward per micro-batch."""
+    """A line per schedule, on H100s of one host: samples/s and GiB of each network."""
     table = "simulated/h100/residuals"
     rows = _read(table, Row)
     rows = rows[rows["hosts"] == 1]
@@ -227,32 +216,9 @@ def residuals_table() -> str:
             f"{speed:.2f}, {fullest[row['cell']]:.0f} GiB" if speed else "-"
             for speed, row in zip(speeds, own, strict=True)
         ]
-        sent = "-"
-        if speeds[1]:
-            sent = " / ".join(str(_sent(own[1], shared=shared)) for shared in (True, False))
-        lines.append([f"`{schedule}`", *words[:2], cost, *words[2:], sent])
+        lines.append([f"`{schedule}`", *words[:2], cost, *words[2:]])
     plain, *others = columns
-    return markdown(["schedule", plain, others[0], "cost", *others[1:], "tensors, shared / not"], lines)
-
-
-def _sent(row: Record, *, shared: bool) -> int:
-    """Tensors that go forward from device to device for a micro-batch of a row."""
-    import torch
-    from torch import nn
-
-    from gpipe_bench.models.table import model_spec, parse_arguments
-    from gpipe_bench.schedules.messages import channels
-    from gpipe_bench.skip.layout import inspect_skip_layout
-
-    with torch.device("meta"):
-        layers = iter(model_spec(row["model"]).build(**parse_arguments(row["model"], row["model_args"])))
-    balance = [*map(int, row["balance"].split("-"))]
-    partitions = [nn.Sequential(*islice(layers, count)) for count in balance]
-    chains = [*inspect_skip_layout(partitions).chains(shared=shared).values()]
-    n = len(balance)
-    schedule = named_schedule(row["schedule"], row["chunks"], n, device_count(row["schedule"], n))
-    sent = [message for channel in channels(schedule, chains).values() for message, _ in channel.sent]
-    return sum(message.way == "F" for message in sent) // int(row["chunks"])
+    return markdown(["schedule", plain, others[0], "cost", *others[1:]], lines)
 
 
 def peers_table(race: str, networks: Sequence[str], shown: Sequence[str]) -> str:
@@ -301,19 +267,6 @@ def summary_table() -> str:
         lines.append(line)
     kinds = [f"{name}, {kind}" for name in ("samples/s", "GiB") for kind in ("published", "simulated", "emulated")]
     return markdown(["variant", *kinds], lines)
-
-
-def emulated_peers_table() -> str:
-    """A line per variant, and for eight devices, a column per package: samples per second, and GiB reserved."""
-    rows = _read("emulated/p40/peers_emulated")
-    rows = rows[rows["experiment"].isin(["ablation", "pipeline-8"])]
-    packages, lines = rows["source"].unique(), []
-    for case, own in rows.groupby(["experiment", "variant"], sort=False):
-        found = {}
-        for package, steps in own.groupby("source"):
-            found[package] = f"{_range(steps[THROUGHPUT])}; {steps[_RESERVED].iloc[0]:.1f} GiB"
-        lines.append([*(f"`{word}`" for word in case), *(found.get(package, "-") for package in packages)])
-    return markdown(["run", "variant", *packages], lines)
 
 
 def gpu_table() -> str:
@@ -422,7 +375,6 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "measured-steps": steps_table,
     "transferred": transferred_table,
     "mechanisms": mechanisms_table,
-    "other-simulators": other_simulators_table,
     "schedules-measured": measured_schedules_table,
     "schedules-precisions": partial(
         sides_table,
@@ -441,7 +393,6 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "peers": partial(peers_table, _RACE, ["unet"], _CONTENDERS),
     "peers-host": host_table,
     "peers-processes": partial(peers_table, _RACE_OF_PROCESSES, ["unet", "decoder"], _PROCESSES),
-    "peers-emulated": emulated_peers_table,
     "leaderboard": lambda: markdown(SHOWN_HEADER, shown(leaders())),
 }
 """Makes each table from the reference results."""

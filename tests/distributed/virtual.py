@@ -8,6 +8,10 @@ equal seeds give equal logs, and nothing depends on how fast this machine is.
 As over gloo, a message travels once both ends are posted, messages between two ranks arrive in order, and a wait that
 takes too long closes all connections of its rank in that context. A rank that ends or is killed closes all of its own,
 which the others notice after what it has sent. A link that is cut loses everything.
+
+Left out are NCCL, GPUs, meshes and the collectives of ``torch.distributed.checkpoint``; parts of messages, their size
+and collectives that end in part on a rank; threads, sockets, ports, a slow store and clocks that differ; and kills and
+interrupts elsewhere than in a layer or in a use of the network.
 """
 
 from __future__ import annotations
