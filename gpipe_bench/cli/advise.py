@@ -56,8 +56,8 @@ def advise(
     asked = from_options(AdviceRequest, {**_settings(request), **options})
     if figure is not None and rows is None:
         raise typer.BadParameter("--figure is drawn from a table and needs --rows")
-    if rows is not None:
-        check_writable(rows)
+    drawn = None if figure is None else figure.with_name(f"{figure.name}.svg")
+    check_writable(rows, drawn, schedule_csv, inputs=[asked.model, asked.profile])
     tell_layers(asked.model, asked.model_args)
     tell_loss(asked.model)
     from gpipe_bench.suite.advice.advice import advise as find

@@ -62,7 +62,7 @@ def balance(
         if by != "time" or layers_out.suffix != ".csv":
             rule = "--layers-out must name a CSV file, and go with --by time"
             raise ConfigError([f"{rule}, got {layers_out} with {by}; correct them"])
-        check_writable(layers_out)
+        check_writable(layers_out, inputs=[model])
     from gpipe_bench.balance import split_min_max
 
     options: dict[str, Any]

@@ -66,8 +66,9 @@ def compare(
         verdict_view,
     )
     from gpipe_bench.util.console import output
-    from gpipe_bench.util.files import write_files
+    from gpipe_bench.util.files import check_writable, write_files
 
+    check_writable(out, inputs=[a, b])
     with progress("comparing"):
         compared = _compared(distinct_rows(_rows(b)), distinct_rows(_rows(a)), metric, tuple(across or ()))
         views = [comparison_view(cells, name, every=every) for name, cells in compared.items()]

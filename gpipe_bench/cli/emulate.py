@@ -102,6 +102,7 @@ def emulate(
         check_unused("without --nproc", hosts=hosts, network=network, memory=memory)
     if script is None and cells is not None:
         check_unused("with --cells", trace=trace, devices=devices, races=races, nproc=nproc)
+        check_writable(out, inputs=[cells])
         _emulate_cells(from_file(EmulatedCell, cells, only, options), names_in(timelines), needed_out(out))
     elif script is None:
         check_unused("without --cells", only=only, timelines=timelines)
@@ -124,7 +125,6 @@ def emulate(
 
 def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out: Path) -> None:
     """Emulate cells in this process and write their raw results; without a C++ compiler each one is skipped."""
-    check_writable(out)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from gpipe_bench.cli.simulate import bound_words
     from gpipe_bench.suite.running.emulated import emulate_cells
@@ -145,8 +145,7 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
 def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
 
-    for path in filter(None, (trace, out)):
-        check_writable(path)
+    check_writable(trace, out, inputs=[cell.model, cell.profile, cell.schedule])
     require_virtual_devices()
     from gpipe_bench.cli.simulate import write_results
     from gpipe_bench.cli.simulated_table import print_simulation
@@ -176,7 +175,7 @@ def _emulate_script(
     from gpipe_bench.machine.profile import load_profile
     from gpipe_bench.step.result import busy_ns, guess_words
 
-    _check_trace(script, trace)
+    check_writable(trace, inputs=[script, settings.profile])
     hardware = load_profile(settings.profile).adapted(settings.tf32, settings.launch_us)
     require_virtual_devices()
     from gpipe_bench.emulator.library import leave
@@ -209,13 +208,6 @@ def _emulate_script(
     leave(0)
 
 
-def _check_trace(script: Path, trace: Path | None) -> None:
-    if trace is not None:
-        if trace.exists() and script.exists() and trace.samefile(script):
-            raise ConfigError([f"--trace must be another file than the script, got {str(trace)!r}; name it trace.json"])
-        check_writable(trace)
-
-
 def _emulate_ranks(
     script: Path,
     arguments: Sequence[str],
@@ -231,7 +223,7 @@ def _emulate_ranks(
     from gpipe_bench.emulator.build import require_virtual_devices
     from gpipe_bench.machine.profile import load_profile
 
-    _check_trace(script, trace)
+    check_writable(trace, inputs=[script, settings.profile])
     hardware = load_profile(settings.profile).adapted(settings.tf32, settings.launch_us)
     require_virtual_devices()
     run = run_on_ranks(script, arguments, hardware, ranks=ranks, races=races, host_time=settings.host_time, **machine)

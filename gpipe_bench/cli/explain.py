@@ -17,7 +17,7 @@ from gpipe_bench.results.traced import TracedStep, read_step
 from gpipe_bench.schedules import SCHEDULES, Schedule, named_schedule
 from gpipe_bench.schedules.table import is_schedule_file
 from gpipe_bench.util.console import Column, Grid, output
-from gpipe_bench.util.files import write_files
+from gpipe_bench.util.files import check_writable, write_files
 
 _MODES = ("never", "always")
 _COLUMNS = (
@@ -63,6 +63,7 @@ def explain(
 
     With --against, say where the step and another one, or a schedule, part.
     """
+    check_writable(out, inputs=[*traces, *(against or ())])
     step = read_step(traces)
     if against:
         _compare(step, against, tolerance, out)

@@ -47,11 +47,15 @@ def figure(
     """Draw a figure from a table of rows: SVG, PDF and PNG."""
     if name not in (*_NAMES, "reference"):
         raise ConfigError([f"figure must be one of {', '.join(_NAMES)} or reference, got {name!r}; use one of them"])
+    from gpipe_bench.util.files import check_writable
+
     if name == "reference":
+        check_writable(out / "ablation.svg")
         _reference(out, rows, processes)
         return
     if rows is None:
         raise ConfigError(["--rows must be a table of rows, got none; name the CSV file to draw"])
+    check_writable(out.with_name(f"{out.name}.svg"), inputs=[rows])
     from gpipe_bench.figures.base import Selection
     from gpipe_bench.figures.registry import FIGURES
     from gpipe_bench.figures.tables import evidence_in

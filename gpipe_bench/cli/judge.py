@@ -14,7 +14,7 @@ from gpipe_bench.results.configurations import digest
 from gpipe_bench.results.rows import SCHEMA_VERSION
 from gpipe_bench.results.schema import TABLES
 from gpipe_bench.results.tables import lines_text
-from gpipe_bench.util.files import write_files
+from gpipe_bench.util.files import check_writable, write_files
 from gpipe_bench.util.nearest import nearest
 
 
@@ -44,6 +44,7 @@ def judge(  # noqa: PLR0917 - options, which have names on the command line
         problems.append("judge must be given an engine, got none; write gpipe_bench, or --engine my_adapter.py")
     if problems:
         raise ConfigError(problems)
+    check_writable(out, inputs=chosen)
     versions = {name: adapter_of(name).version for name in chosen}
     rows = [list(TABLES["judge"].columns)]
     profile, failed = machine_slug(cpu_name(), cpu_count()), False

@@ -75,13 +75,13 @@ def run(
         check_unused("without --cells", only=only)
     chosen = from_file(MeasuredCell, cells, only, options) if cells is not None else [_cell(options)]
     rank = rank_here(chosen[0])
+    if not rank:  # the only one that writes
+        check_writable(out, trace, inputs=[cells, *(path for cell in chosen for path in (cell.model, cell.schedule))])
     if rank is not None:
         check_unused("where torchrun has started the processes", budget_s=budget_s)
         if result := _run_rank(chosen[0], repeat, repeats, out, rank):
             _write_trace(trace, result)
         return
-    for path in filter(None, (out, trace)):
-        check_writable(path)
     for cell in chosen:
         tell_layers(cell.model, cell.model_args)
         tell_loss(cell.model)

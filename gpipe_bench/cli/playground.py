@@ -24,8 +24,10 @@ def playground(
     """Open a page on which all schedules are timed, compared and changed by hand; it is for this machine alone."""
     from gpipe_bench.playground.page import export as write_page
     from gpipe_bench.playground.server import local_server
+    from gpipe_bench.util.files import check_writable
 
     if export is not None:
+        check_writable(export / "index.html")
         write_page(export, pyodide)
         typer.echo(f"wrote {export / 'index.html'} and what it needs; serve the folder, since file:// has no workers")
         if pyodide is None and not (export / "pyodide").is_dir():

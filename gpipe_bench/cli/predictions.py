@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.util.files import check_writable
 from gpipe_bench.util.garbage import retire_collection
 from gpipe_bench.util.nearest import nearest
 
@@ -43,6 +44,7 @@ def predictions(
             raise ConfigError([f"--table must be one of {', '.join(names)}, got {name!r}; {nearest(name, names)}"])
     published = [name for name in table or tables if name in tables]
     if published:
+        check_writable(out)
         print_predictions(out, published, cache)
     for name, (title, show) in others.items():
         if name in (table or others):

@@ -22,7 +22,9 @@ def report(
 ) -> None:
     """Write the answer, figures, tables and interactive timelines as one HTML file that needs no network."""
     from gpipe_bench.report.page import write_report
+    from gpipe_bench.util.files import check_writable
 
+    check_writable(out)
     with progress("making the page") as task:
         written = write_report(results, figures, out, task.step)
     typer.echo(f"wrote {written}")

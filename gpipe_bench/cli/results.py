@@ -34,7 +34,9 @@ def collect(
 ) -> None:
     """Join raw results into a table of rows and its companions; failed runs are named on stderr."""
     from gpipe_bench.suite.evaluation.collect import collect as join
+    from gpipe_bench.util.files import check_writable
 
+    check_writable(out, inputs=raw)
     rows = join(raw, experiment, out, published, [word for word in cells.split(",") if word not in ("", "none")])
     failed = [row for row in rows if row.status in ("oom", "error", "skipped") and row.evidence != "published"]
     for row in failed[:_NAMED]:
@@ -54,8 +56,9 @@ def published(
     """Write the published values as rows like all others, so that figures can stand them beside simulated ones."""
     from gpipe_bench.results.labels import rows_text
     from gpipe_bench.suite.published.values import published_rows
-    from gpipe_bench.util.files import write_files
+    from gpipe_bench.util.files import check_writable, write_files
 
+    check_writable(out)
     rows = published_rows(folder or PUBLISHED_FOLDER)
     write_files({out: rows_text(rows)})
     typer.echo(f"wrote {out} with {len(rows)} rows")
@@ -171,8 +174,10 @@ def trace(
     from gpipe_bench.figures.runs import choose_run
     from gpipe_bench.figures.tables import read_events, read_rows
     from gpipe_bench.results.timeline import write_trace
+    from gpipe_bench.util.files import check_writable
 
     table = rows or events.with_name(events.name.replace("_events", "", 1))
+    check_writable(out, inputs=[events, table])
     run = choose_run(read_events(events), read_rows(table, _TABLE_COLUMNS), variant, evidence)
     write_trace(out, variant, run.row, run.events, run.remark)
     typer.echo(f"wrote {out}" + (f" ({run.remark})" if run.remark else ""))

@@ -25,7 +25,7 @@ from gpipe_bench.schedules import (
 from gpipe_bench.schedules import check as checked
 from gpipe_bench.schedules.progress import assumptions
 from gpipe_bench.schedules.table import SCHEDULES
-from gpipe_bench.util.files import write_files
+from gpipe_bench.util.files import check_writable, write_files
 
 app = typer.Typer(help="Check, draw, time and write schedules, by name or from a CSV file.", no_args_is_help=True)
 
@@ -101,6 +101,7 @@ def time(  # noqa: PLR0917 - options, which have names on the command line
     out: Annotated[Path | None, typer.Option(help="CSV file for the start and end of each action.")] = None,
 ) -> None:
     """Compute when each action runs, without simulation; print the makespan, the spans and both bubbles."""
+    check_writable(out, inputs=[source])
     schedule = checked(schedule_of(source, devices, microbatches, per_device)).schedule
     times = [
         _each(name, text, schedule.partitions)
@@ -138,6 +139,7 @@ def write(  # noqa: PLR0917 - options, which have names on the command line
     ] = False,
 ) -> None:
     """Write a schedule as CSV, to change it, or to train with it in PyTorch, torchtitan or NeMo Automodel."""
+    check_writable(out, inputs=[source])
     schedule = checked(schedule_of(source, devices, microbatches, per_device)).schedule
     write_files({out: to_csv(with_messages(schedule) if messages else schedule)})
     typer.echo(f"wrote {out}")

@@ -88,6 +88,7 @@ def simulate(
         options = {**_of_layers(layers, options, cells), **options}
     if cells is not None:
         check_unused("with --cells", trace=trace, rows=rows, devices=devices)
+        check_writable(out, inputs=[cells])
         simulate_file(from_file(SimulatedCell, cells, only, options), names_in(timelines), needed_out(out), processes)
         return
     check_unused("without --cells", only=only, timelines=timelines, processes=processes > 1)
@@ -100,8 +101,7 @@ def simulate(
     cell = from_options(SimulatedCell, {**cut, **options, **shared})
     tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
-    for path in filter(None, (trace, rows, out)):
-        check_writable(path)
+    check_writable(trace, rows, out, inputs=[cell.model, cell.profile, cell.schedule])
     from gpipe_bench.suite.published.values import published_for
     from gpipe_bench.suite.running.simulated import simulate_cells
 
@@ -134,7 +134,6 @@ def _of_layers(file: Path, options: dict[str, Any], cells: Path | None) -> dict[
 
 def simulate_file(cells: Sequence[SimulatedCell], timelines: Sequence[str], out: Path, processes: int) -> None:
     """Simulate cells in this process and others, and write their raw results into one file."""
-    check_writable(out)
     from gpipe_bench.suite.running.simulated import simulate_cells
 
     tell_microbatches(cells)

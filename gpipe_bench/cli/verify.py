@@ -63,7 +63,7 @@ def verify(
         raise typer.BadParameter(f"--part must be one of {', '.join(sorted(known))}, got {', '.join(unknown)}")
     if not (tables or predictions or claims):
         raise ConfigError(["results must be tables, --predictions or --claims, got none; name what to verify"])
-    check_writable(out)
+    check_writable(out, inputs=[*(tables or ()), predictions, claims, tolerances])
     limits = read_tolerances(tolerances or TOLERANCES)
     reference = reference or REFERENCE_FOLDER
     found: defaultdict[str, list[Check]] = defaultdict(list)

@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -26,18 +26,30 @@ DRAFT_PREFIX: Final = ".writing-"
 _OLD_S: Final = 24 * 3600.0
 
 
-def check_writable(path: Path) -> None:
-    """Make sure, before hours of work, that ``path`` can be written; leaves no file.
+def check_writable(*paths: Path | None, inputs: Iterable[Path | str | None] = ()) -> None:
+    """Make sure, before hours of work, that ``paths`` can be written; leaves no file.
+
+    Args:
+        paths: files to write; None for those that nobody asked for.
+        inputs: files that are read; None, and names that are no files, are left out.
 
     Raises:
-        OutputError: it is a folder, or its folder cannot be made or written.
+        OutputError: a path is a folder, or its folder cannot be made or written, or it is that of an input or of
+            another output.
     """
-    try:
-        _check_file(path)
-        with staging(path.parent) as folder:
-            (folder / path.name).touch()
-    except OSError as error:
-        raise _refusal(path, error) from error
+    taken = {os.path.realpath(one) for one in inputs if one is not None and is_file(Path(one))}
+    for path in filter(None, paths):
+        try:
+            _check_file(path)
+            with staging(path.parent) as folder:
+                (folder / path.name).touch()
+        except OSError as error:
+            raise _refusal(path, error) from error
+        place = os.path.realpath(path)
+        if place in taken:
+            rule = "output must be another file than inputs and other outputs"
+            raise OutputError(f"{rule}, got {path} for both; choose another path")
+        taken.add(place)
 
 
 @contextmanager

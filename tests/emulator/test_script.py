@@ -411,7 +411,7 @@ def test_the_timeline_does_not_overwrite_the_script(tmp_path):
     text = path.read_text()
     run = emulate(path, "--trace", path, folder=tmp_path)
     assert run.returncode == 2
-    assert run.stderr.startswith("error: --trace must be another file than the script")
+    assert run.stderr.startswith("error: output must be another file than inputs")
     assert path.read_text() == text
 
 
