@@ -12,6 +12,7 @@ from rich.text import Text
 from gpipe_bench.cli.options import HOST_BOUND, use_words
 from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
+from gpipe_bench.suite.published.known_errors import error_words
 from gpipe_bench.suite.storage.raw import RawResult
 from gpipe_bench.util.console import Column, Grid, counted, output
 
@@ -39,11 +40,13 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
         console: where to print; by default standard output.
     """
     console = console or output()
-    row = result.row
-    console.print(Text(_title(row, json.loads(result.configuration)), style="bold"))
+    row, settings = result.row, json.loads(result.configuration)
+    console.print(Text(_title(row, settings), style="bold"))
     if row.status == "ok":
         console.print(_devices(result.devices))
         console.print(Text(_totals(row)))
+        if row.evidence == "simulated":
+            console.print(Text(error_words(settings["profile"])))
         if result.bound_by_host:
             console.print(Text(HOST_BOUND))
         for caveat in result.caveats:

@@ -15,6 +15,8 @@ from gpipe_bench.machine.profile import PROFILES
 from gpipe_bench.results.rows import Row
 from gpipe_bench.schedules.table import TWO_PER_DEVICE
 from gpipe_bench.settings import BACKWARDS, FLAVOURS
+from gpipe_bench.suite.published.known_errors import error_words
+from tests.project.tree import ROOT
 
 SMALL = ("--model-args", "depth=2;B=1;C=8;size=32", "--balance", "10-10-9", "--batch-size", 8, "--chunks", 4)
 PUBLISHED = ("--model-args", "depth=5;B=5;C=64", "--balance", "34-76-70-61", "--flavour", "published")
@@ -49,7 +51,14 @@ def test_a_table_of_devices_and_totals(call):
         ["cuda:2", "9"],
     ]
     assert "samples/s simulated on 3 devices," in out
+    assert f"\n{error_words('p40')}\n" in out
     assert "published" not in out
+
+
+def test_a_profile_of_ones_own_has_no_known_error(call, tmp_path):
+    profile = tmp_path / "h100.yaml"
+    profile.write_text((ROOT / "gpipe_bench/machine/profiles/h100.yaml").read_text())
+    assert f"\nerror on {profile}: samples/s and GiB never compared with a run" in call(*SMALL, "--profile", profile)[1]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
