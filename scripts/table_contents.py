@@ -241,19 +241,6 @@ def peers_table(race: str, networks: Sequence[str], shown: Sequence[str]) -> str
     return markdown(["contender", *(f"`{workload}`, `{mode}`" for workload, mode in cases)], lines)
 
 
-def host_table() -> str:
-    """A line per n with and without checkpoints, a column per engine: host time over torchgpipe's, with m = 32."""
-    rows = _read(_RACE)
-    rows = rows[(rows["workload"] == "cells") & (rows["chunks"] == 32) & rows["partitions"].isin([1, 8])]
-    rows = rows[rows["checkpoint"] != "except_last"]
-    names = sorted(name for name in rows["contender"].unique() if name.startswith("engine"))
-    lines = []
-    for (mode, n), own in rows.groupby(["checkpoint", "partitions"], sort=False):
-        words = {row["contender"]: _ratio(row) for row in plain_records(own)}
-        lines.append([f"`{mode}`, n = {n}", *(words.get(name, "") for name in names)])
-    return markdown(["cells", *(f"`{name}`" for name in names)], lines)
-
-
 def summary_table() -> str:
     """A line per published variant: published, simulated and emulated side by side."""
     simulated, emulated = _read("simulated/p40/ablation"), _read("emulated/p40/ablation")
@@ -391,7 +378,6 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "ablation": partial(cells_table, "ablation"),
     "resnet-speed": partial(cells_table, "resnet101-speed"),
     "peers": partial(peers_table, _RACE, ["unet"], _CONTENDERS),
-    "peers-host": host_table,
     "peers-processes": partial(peers_table, _RACE_OF_PROCESSES, ["unet", "decoder"], _PROCESSES),
     "leaderboard": lambda: markdown(SHOWN_HEADER, shown(leaders())),
 }
