@@ -202,6 +202,7 @@ def _emulate_script(
         typer.echo(HOST_BOUND)
         if settings.launch_us is None and not hardware.has_own_host:
             typer.echo(guess_words(hardware.host_us))
+    _print_error(run, settings.profile)
     if trace is not None:
         own = {name: value for name in ("tf32", "launch_us") if (value := getattr(settings, name)) is not None}
         _write(trace, run, {"profile": hardware.name, "host_time": settings.host_time, **own})
@@ -242,8 +243,16 @@ def _emulate_ranks(
     if races:
         # Each has one device, of the same number.
         _print_races(run.races, run, "rank")
+    _print_error(run, settings.profile)
     if trace is not None:
         _write(trace, run, {"profile": hardware.name, "host_time": settings.host_time})
+
+
+def _print_error(run: ScriptRun | RanksRun, profile: str) -> None:
+    from gpipe_bench.suite.published.known_errors import speed_error_words
+
+    if run.step_times_ms and (error := speed_error_words(profile)):
+        typer.echo(error)
 
 
 def _no_cuda(devices: int) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from gpipe_bench.cli.options import HOST_BOUND, use_words
 from gpipe_bench.results.labels import training_words
 from gpipe_bench.results.rows import Row
-from gpipe_bench.suite.published.known_errors import error_words
+from gpipe_bench.suite.published.known_errors import error_words, speed_error_words
 from gpipe_bench.suite.storage.raw import RawResult
 from gpipe_bench.util.console import Column, Grid, counted, output
 
@@ -47,6 +47,8 @@ def print_simulation(result: RawResult, published: Sequence[Row], console: Conso
         console.print(Text(_totals(row)))
         if row.evidence == "simulated":
             console.print(Text(error_words(settings["profile"])))
+        elif error := speed_error_words(settings["profile"]):
+            console.print(Text(error))
         if result.bound_by_host:
             console.print(Text(HOST_BOUND))
         for caveat in result.caveats:

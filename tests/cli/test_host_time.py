@@ -92,6 +92,7 @@ def test_a_step_of_a_schedule_has_it(call):
 def test_an_emulation_has_it(tmp_path):
     run = command(["emulate", *WORDS, "--partitions", 1, "--balance", "17", "--launch-us", 1000], ROOT)
     assert "1000 us of host time per operation\nemulated on 1 x" in run.stdout
+    assert "\nerror of simulated samples/s on p40: " in run.stdout
     script, trace = ROOT / "examples" / "emulated" / "planted_race.py", tmp_path / "trace.json"
     run = command(["emulate", script, "--devices", 2, "--launch-us", 39.5, "--trace", trace], ROOT)
     assert f"(h100), {SAID}; values are not computed\n" in run.stdout

@@ -15,6 +15,7 @@ from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.emulator.build import obstacle
 from gpipe_bench.figures.tables import read_rows
 from gpipe_bench.results import schema
+from gpipe_bench.suite.published.known_errors import speed_error_words
 from tests.models.test_vision_packages import ABSENT, write_torchvision
 from tests.overlaps import partial_overlaps
 from tests.processes import command
@@ -143,6 +144,7 @@ def test_steps_end_with_the_backward_pass_where_there_is_no_optimizer(tmp_path):
     run = emulate(script(tmp_path), "--devices", 3, "--profile", "p40", folder=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "emulated on 3 x Tesla P40 (p40)" in run.stdout
+    assert run.stdout.splitlines()[-1] == speed_error_words("p40")
     assert re.search(r"2 steps after the first: \d+\.\d+ ms per step", run.stdout)
 
 
@@ -150,6 +152,7 @@ def test_one_step_is_not_timed(tmp_path):
     run = emulate(script(tmp_path, steps=1), folder=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "no second step" in run.stdout
+    assert "error of simulated" not in run.stdout
 
 
 def test_the_same_script_takes_the_same_virtual_time(tmp_path):

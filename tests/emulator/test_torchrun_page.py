@@ -31,6 +31,7 @@ def test_commands_of_the_page_run(line):
     shown = command(shlex.split(line), ROOT)
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"2 steps after the first, until all ranks end it: [\d.]+ ms per step", shown.stdout)
+    assert "error of simulated samples/s on h100: " in shown.stdout
     if "--memory" in line:
         assert re.search(r"^ *1  recv +\d+ +\d", shown.stdout, re.MULTILINE), shown.stdout
 

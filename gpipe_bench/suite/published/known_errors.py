@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
@@ -24,12 +25,21 @@ def error_words(profile: str) -> str:
     said, unknown = [], []
     for quantity, errors in known_errors(profile).items():
         if errors:
-            mean = f"mean {fmean(map(abs, errors)):.0%}"
-            said.append(f"{quantity} {min(errors):+.0%} to {max(errors):+.0%} in {len(errors)} known runs, {mean}")
+            said.append(f"{quantity} {_range(errors)}")
         else:
             unknown.append(quantity)
     said += [f"{' and '.join(unknown)} never compared with a run"] if unknown else []
     return f"error on {profile}: {'; '.join(said)} (docs/simulator_errors.md)"
+
+
+def speed_error_words(profile: str) -> str:
+    """The same of samples/s alone, for runs whose kernels take the time that the simulator gives them.
+
+    Returns:
+        a line; an empty text where no run is known.
+    """
+    errors = known_errors(profile)["samples/s"]
+    return f"error of simulated samples/s on {profile}: {_range(errors)}" if errors else ""
 
 
 def known_errors(profile: str) -> dict[str, list[float]]:
@@ -46,6 +56,11 @@ def known_errors(profile: str) -> dict[str, list[float]]:
         measured, simulated = (_speeds(place) for place in (_STEPS[profile], f"simulated/{profile}/single.csv"))
         found["samples/s"] += [own / real - 1 for own, real in zip(simulated, measured, strict=True)]
     return found
+
+
+def _range(errors: Sequence[float]) -> str:
+    mean = f"mean {fmean(map(abs, errors)):.0%}"
+    return f"{min(errors):+.0%} to {max(errors):+.0%} in {len(errors)} known runs, {mean}"
 
 
 def _speeds(place: str) -> list[float]:
