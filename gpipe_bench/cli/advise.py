@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gpipe_bench.cli.cells import from_options, with_settings
-from gpipe_bench.cli.options import HOST_BOUND, Processes, stem, tell_layers, tell_loss, use_words
+from gpipe_bench.cli.options import HOST_BOUND, Processes, model_file, stem, tell_layers, tell_loss, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.results.labels import run_as
@@ -57,7 +57,7 @@ def advise(
     if figure is not None and rows is None:
         raise typer.BadParameter("--figure is drawn from a table and needs --rows")
     drawn = None if figure is None else figure.with_name(f"{figure.name}.svg")
-    check_writable(rows, drawn, schedule_csv, inputs=[asked.model, asked.profile])
+    check_writable(rows, drawn, schedule_csv, inputs=[model_file(asked.model), asked.profile])
     tell_layers(asked.model, asked.model_args)
     tell_loss(asked.model)
     from gpipe_bench.suite.advice.advice import advise as find

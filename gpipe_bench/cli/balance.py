@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gpipe_bench.cli.options import complete, named, number, running, tell_layers, tell_microbatches
+from gpipe_bench.cli.options import complete, model_file, named, number, running, tell_layers, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.errors import ConfigError
 from gpipe_bench.models.measured import write_layers
@@ -62,7 +62,7 @@ def balance(
         if by != "time" or layers_out.suffix != ".csv":
             rule = "--layers-out must name a CSV file, and go with --by time"
             raise ConfigError([f"{rule}, got {layers_out} with {by}; correct them"])
-        check_writable(layers_out, inputs=[model])
+        check_writable(layers_out, inputs=[model_file(model)])
     from gpipe_bench.balance import split_min_max
 
     options: dict[str, Any]

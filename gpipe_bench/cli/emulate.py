@@ -25,7 +25,7 @@ from gpipe_bench.cli.cells import (
     teller,
     with_settings,
 )
-from gpipe_bench.cli.options import HOST_BOUND, tell_microbatches, use_words
+from gpipe_bench.cli.options import HOST_BOUND, model_file, tell_microbatches, use_words
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulate import TRACE_HELP
 from gpipe_bench.errors import ConfigError
@@ -145,7 +145,7 @@ def _emulate_cells(cells: Sequence[EmulatedCell], timelines: Sequence[str], out:
 def _emulate_cell(cell: EmulatedCell, trace: Path | None, out: Path | None) -> None:
     from gpipe_bench.emulator.build import require_virtual_devices
 
-    check_writable(trace, out, inputs=[cell.model, cell.profile, cell.schedule])
+    check_writable(trace, out, inputs=[model_file(cell.model), cell.profile, cell.schedule])
     require_virtual_devices()
     from gpipe_bench.cli.simulate import write_results
     from gpipe_bench.cli.simulated_table import print_simulation

@@ -12,6 +12,7 @@ import typer
 from gpipe_bench.cli.cells import CellFile, Only, check_unused, from_file, from_options, with_settings
 from gpipe_bench.cli.options import (
     check_device,
+    model_file,
     named,
     number,
     running,
@@ -76,7 +77,8 @@ def run(
     chosen = from_file(MeasuredCell, cells, only, options) if cells is not None else [_cell(options)]
     rank = rank_here(chosen[0])
     if not rank:  # the only one that writes
-        check_writable(out, trace, inputs=[cells, *(path for cell in chosen for path in (cell.model, cell.schedule))])
+        sources = [path for cell in chosen for path in (model_file(cell.model), cell.schedule)]
+        check_writable(out, trace, inputs=[cells, *sources])
     if rank is not None:
         check_unused("where torchrun has started the processes", budget_s=budget_s)
         if result := _run_rank(chosen[0], repeat, repeats, out, rank):

@@ -116,6 +116,11 @@ def use_words(tf32: bool | None, launch_us: float | None) -> str:
     return rounded + ("" if launch_us is None else f", {launch_us:g} us of host time per operation")
 
 
+def model_file(model: str) -> str:
+    """The file of a model FILE:FUNCTION, or of times of layers; of another model a name that no file has."""
+    return model.partition(":")[0]
+
+
 def tell(text: str) -> None:
     """Say on stderr that a wish was changed or is of no use."""
     typer.echo(f"note: {text}", err=True)

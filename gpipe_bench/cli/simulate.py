@@ -21,7 +21,7 @@ from gpipe_bench.cli.cells import (
     teller,
     with_settings,
 )
-from gpipe_bench.cli.options import Processes, tell_layers, tell_loss, tell_microbatches
+from gpipe_bench.cli.options import Processes, model_file, tell_layers, tell_loss, tell_microbatches
 from gpipe_bench.cli.progress import progress
 from gpipe_bench.cli.simulated_table import print_simulation
 from gpipe_bench.errors import ConfigError
@@ -101,7 +101,7 @@ def simulate(
     cell = from_options(SimulatedCell, {**cut, **options, **shared})
     tell_layers(cell.model, cell.model_args)
     tell_loss(cell.model)
-    check_writable(trace, rows, out, inputs=[cell.model, cell.profile, cell.schedule])
+    check_writable(trace, rows, out, inputs=[model_file(cell.model), cell.profile, cell.schedule])
     from gpipe_bench.suite.published.values import published_for
     from gpipe_bench.suite.running.simulated import simulate_cells
 

@@ -110,12 +110,13 @@ def test_every_option_with_a_path_is_an_input_or_tested_as_an_output():
         (("trace", "--events", "FILE", "--variant", "baseline", "--out"), SPEED),
         (("simulate", *SMALL, "--profile", "FILE", "--out"), P40),
         (("simulate", *SMALL, "--rows", "FILE", "--out"), SPEED),
+        (("simulate", "--model", "FILE:mlp", "--out"), ROOT / "examples/my_model.py"),
     ],
     ids=lambda words: "_".join((words[0], words[-2].strip("-"))) if isinstance(words, tuple) else "",
 )
 def test_an_output_does_not_overwrite_an_input_or_another_output(words, source, tmp_path, capsys):
-    path = tmp_path / "table"
-    shutil.copy(source, tmp_path / ("table.svg" if "FILE.svg" in words else "table"))
+    path = tmp_path / Path(source).name
+    shutil.copy(source, f"{path}.svg" if "FILE.svg" in words else path)
     said = refusal([*(word.replace("FILE", str(path)) for word in words), path], capsys)
     assert "output must be another file than inputs and other outputs" in said
     (kept,) = [one for one in tmp_path.rglob("*") if one.is_file()]
