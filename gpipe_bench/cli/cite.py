@@ -24,6 +24,9 @@ YEAR: Final = 2026
 URL: Final = "https://github.com/gpipe-bench/gpipe_bench"
 """As CITATION.cff says, which an installed package does not have."""
 
+RELEASES: Final = "releases.txt"
+"""In the reference folder: of each version, the sha256 of its list of tables."""
+
 _ESCAPED: Final = str.maketrans({letter: f"\\{letter}" for letter in "_%&#$"})
 _SHOWN_SOURCES: Final = 8
 
@@ -60,7 +63,7 @@ def cite(table: Annotated[Path, typer.Argument(help="CSV file of results.")]) ->
     if released:
         typer.echo(f"release   {__version__}")
     else:
-        typer.echo(f"release   not a table of release {__version__}: its sha256 is in no line of {DESCRIPTOR}")
+        typer.echo(f"release   no table that {RELEASES} and {DESCRIPTOR} record for release {__version__}")
     for name, count in commits.items():
         typer.echo(f"commit    {name}, {count} rows")
     if not commits:
@@ -99,7 +102,14 @@ def _counted(rows: pd.DataFrame, column: str) -> dict[str, int]:
 
 
 def _released(table: Path, digest: str) -> str | None:
-    """The path of the reference table of this release that has this sha256; ``None`` of any other table."""
+    """The path of the reference table of this release that has this sha256; ``None`` of any other table.
+
+    Where somebody changed a reference table, or took one in, no table is that of a release.
+    """
     digests = recorded_digests(REFERENCE_FOLDER / DESCRIPTOR)
+    lines = "".join(f"{path} {recorded}\n" for path, recorded in sorted(digests.items()))
+    recorded_tables = f"{__version__} {hashlib.sha256(lines.encode()).hexdigest()}"
+    if recorded_tables not in (REFERENCE_FOLDER / RELEASES).read_text(encoding="utf-8").splitlines():
+        return None
     same = [path for path, recorded in digests.items() if recorded == f"sha256:{digest}"]
     return min(same, key=lambda path: REFERENCE_FOLDER / path != table.resolve(), default=None)

@@ -113,7 +113,8 @@ def _print_answer(known: list[Row], rows: Path) -> None:
 
     found = answers(known)
     if not found:
-        typer.echo(f"No answer: no row is of {', '.join(PUBLISHED)},\nnor of an ablation on a CPU.\n")
+        published = ", ".join(PUBLISHED)
+        typer.echo(f"No answer: these rows do not compare {published},\nnor ways to run on a CPU.\n")
     for answer in found:
         kinds = [f"{evidence.text}\n{where.text}" for evidence, where, *_ in answer.lines]
         cells = [[_parts(field.text) for field in line[2:]] for line in answer.lines]

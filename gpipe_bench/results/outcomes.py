@@ -120,6 +120,8 @@ class Group:
 
     def shares(self, column: str, scale: float = 1.0) -> dict[str, Share]:
         """What each component contributes to a column, times ``scale``; empty where a combination has no value."""
+        if "" in self.outcomes:  # rows of whole programs, which have no components
+            return {}
         middles = {outcome.variant: outcome.middle(column) for outcome in self.outcomes.values()}
         known = {variant: scale * value for variant, value in middles.items() if value is not None}
         names = self.switched
@@ -129,8 +131,9 @@ class Group:
 
     def ordered(self) -> list[Outcome]:
         """The published variants in the order of publication, then the others in that of the factorial."""
-        order = [*PUBLISHED, *(components.label for components in Components.factorial(shared=True))]
-        return sorted(self.outcomes.values(), key=lambda outcome: order.index(outcome.variant))
+        factorial = (components.label for components in Components.factorial(shared=True))
+        order = dict.fromkeys([*PUBLISHED, *factorial, *self.outcomes])
+        return [self.outcomes[name] for name in order if name in self.outcomes]
 
     def ranked(self) -> list[Outcome]:
         """Outcomes with a throughput, fastest first, then those without, by kind of failure and label."""

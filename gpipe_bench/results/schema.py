@@ -185,14 +185,15 @@ def raw_problems(path: Path, tables: Mapping[str, Iterable[Mapping[str, Any]]]) 
         path: the file.
         tables: records by the name of their table.
     """
+    advice = "delete it, then run it again"
     problems = [
-        f"raw result must hold what its columns may, got in {path}, {name} {number}: {problem}; run it again"
+        f"raw result must hold what its columns may, got in {path}, {name} {number}: {problem}; {advice}"
         for name, records in tables.items()
         for number, record in enumerate(records, start=1)
         for problem in TABLES[name].problems(record)
     ]
     rest = len(problems) - _SHOWN_PROBLEMS
-    return problems[:_SHOWN_PROBLEMS] + ([f"and {rest} more like these in {path}; run it again"] if rest > 0 else [])
+    return problems[:_SHOWN_PROBLEMS] + ([f"and {rest} more like these in {path}; {advice}"] if rest > 0 else [])
 
 
 def parse_value(field: Field, text: str) -> Any:

@@ -8,9 +8,16 @@ from dataclasses import replace
 import pytest
 
 from gpipe_bench.cli import main
+from gpipe_bench.data import REFERENCE_FOLDER
+from gpipe_bench.results.schema import table_of
+from gpipe_bench.results.tables import read_text
 from tests.figures.synthetic import ablation_row, cpu_ways, write_rows
 
 NOISY = "1 noisy ratio's interval is wider than 20%"
+
+
+def is_of_rows(path):
+    return table_of(list(read_text(path).columns), path).name == "rows"
 
 
 def said(capsys, tmp_path, rows):
@@ -33,7 +40,7 @@ def test_the_answer_says_what_to_open(tmp_path, capsys):
 def test_rows_without_an_answer_say_what_is_missing(tmp_path, capsys):
     (tmp_path / "results").mkdir()
     text = said(capsys, tmp_path, [ablation_row("dep-x-ptl", evidence="measured", throughput_samples_per_s=50.0)])
-    assert text.startswith("No answer: no row is of baseline, dep-x-x, dep-str-x, dep-str-ptl,\nnor of an ablation")
+    assert text.startswith("No answer: these rows do not compare baseline, dep-x-x, dep-str-x, dep-str-ptl,\nnor")
 
 
 def test_a_noisy_pair_is_called_so_and_the_others_stand(tmp_path, capsys):
@@ -86,3 +93,21 @@ def test_what_to_open_fits_a_terminal_and_can_be_pasted(tmp_path, capsys, monkey
         ["gpipe-bench", "table", "--rows", f"{folder}/ablation.csv"],
         ["gpipe-bench", "report", "--results", folder, "--out", "report.html"],
     ]
+
+
+MEASURED = sorted(path for path in REFERENCE_FOLDER.glob("measured/*/*.csv") if is_of_rows(path))
+
+
+@pytest.mark.parametrize("rows", MEASURED, ids=lambda path: path.relative_to(REFERENCE_FOLDER).as_posix())
+@pytest.mark.parametrize("brief", [[], ["--brief"]], ids=["whole", "brief"])
+def test_every_measured_table_of_rows_is_printed(capsys, rows, brief):
+    with pytest.raises(SystemExit) as caught:
+        main(["table", *brief, "--rows", str(rows)])
+    assert (caught.value.code, capsys.readouterr().err) == (0, "")
+    assert len(MEASURED) > 5
+
+
+def test_a_sweep_has_no_answer_of_variants(capsys):
+    with pytest.raises(SystemExit):
+        main(["table", "--brief", "--rows", str(REFERENCE_FOLDER / "simulated/p40/sweep_unet.csv")])
+    assert capsys.readouterr().out.startswith("No answer: ")

@@ -81,8 +81,22 @@ def test_rows_of_no_release_are_not_cited_as_of_one(capsys, tmp_path, changed):
     assert "version =" not in entry
     assert f"  howpublished = {{Software, version {__version__}}},\n" in entry
     assert "note    = {Table own.csv, of no release; evidence: " in entry
-    told = f"\nrelease   not a table of release {__version__}: its sha256 is in no line of {DESCRIPTOR}\n"
-    assert told in facts
+    assert f"\nrelease   no table that releases.txt and {DESCRIPTOR} record for release {__version__}\n" in facts
+
+
+def test_tables_that_were_changed_after_a_release_are_not_cited_as_of_it(capsys, tmp_path, monkeypatch):
+    copy = tmp_path / "simulated/p40/ablation.csv"
+    copy.parent.mkdir(parents=True)
+    shutil.copyfile(ABLATION, copy)
+    shutil.copyfile(REFERENCE_FOLDER / "releases.txt", tmp_path / "releases.txt")
+    text = (REFERENCE_FOLDER / DESCRIPTOR).read_text()
+    monkeypatch.setattr(cite, "REFERENCE_FOLDER", tmp_path)
+    (tmp_path / DESCRIPTOR).write_text(text)
+    assert f"\nrelease   {__version__}\n" in cited(capsys, copy)
+    # Rows that somebody took in change the list of digests.
+    digest = recorded_digests(REFERENCE_FOLDER / DESCRIPTOR)["emulated/p40/ablation.csv"]
+    (tmp_path / DESCRIPTOR).write_text(text.replace(digest, f"sha256:{'0' * 64}"))
+    assert ", of no release; " in cited(capsys, copy)
 
 
 def test_letters_that_latex_reads_otherwise_are_escaped(capsys):

@@ -108,7 +108,9 @@ def test_a_value_that_its_column_may_not_hold_is_refused(tmp_path, out, name):
 @pytest.mark.parametrize("column", ["throughput_samples_per_s", "step_time_ms"])
 def test_a_run_that_is_ok_has_values(tmp_path, out, column):
     (path,) = stored(tmp_path, RESULTS[0])
-    with pytest.raises(ConfigError, match=f"must hold {column} of a run that is ok, got none in .*; run it again"):
+    with pytest.raises(
+        ConfigError, match=f"must hold {column} of a run that is ok, got none in .*; delete it, then run it again"
+    ):
         collect([damaged(path, lambda data: data["row"].update({column: None}))], "ablation", out)
 
 

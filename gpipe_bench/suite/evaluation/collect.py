@@ -99,7 +99,7 @@ def _wrong_values(path: Path, results: Iterable[RawResult]) -> list[str]:
         problems += raw_problems(path, {"rows": [result.row.to_dict()], **companions})
         missing = [name for name in _MEASURED if result.row.status == "ok" and getattr(result.row, name) is None]
         rule = f"raw result must hold {', '.join(missing)} of a run that is ok, got none"
-        problems += [f"{rule} in {path}, {result.cell}; run it again"] if missing else []
+        problems += [f"{rule} in {path}, {result.cell}; delete it, then run it again"] if missing else []
     return problems
 
 
@@ -128,7 +128,8 @@ def _configurations(results: Iterable[RawResult]) -> list[str]:
             known.append(result.configuration)
             continue
         found = f"got {'another' if result.configuration else 'none'} in {result.cell}"
-        problems.append(f"raw result must hold the configuration that its row has the digest of, {found}; run it again")
+        rule = "raw result must hold the configuration that its row has the digest of"
+        problems.append(f"{rule}, {found}; delete it, then run it again")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return known

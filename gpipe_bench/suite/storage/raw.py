@@ -93,7 +93,8 @@ def read_results(path: Path) -> list[RawResult]:
         return [result_of(record) for record in records]
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError([f"raw result must be a file that run wrote, got {path} ({reason}); run it again"]) from error
+        rule = f"raw result must be a file that run wrote, got {path} ({reason})"
+        raise ConfigError([f"{rule}; delete it, then run it again"]) from error
 
 
 def result_of(record: dict[str, Any]) -> RawResult:
