@@ -18,7 +18,7 @@ from gpipe_bench.util.console import Column, Grid, counted, output
 
 _SHARES: Final = {
     "busy": "utilization",
-    "compute": "compute",
+    "comp.": "compute",
     "recomp.": "recompute",
     "copy": "copy",
     "bubble": "bubble",

@@ -61,6 +61,13 @@ def test_a_profile_of_ones_own_has_no_known_error(call, tmp_path):
     assert f"\nerror on {profile}: samples/s and GiB never compared with a run" in call(*SMALL, "--profile", profile)[1]
 
 
+def test_the_table_fits_a_terminal(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = call(*SMALL)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "imbal." in out
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_schedule_that_is_asked_for_orders_the_backward_pass(call, schedule):
     status, out, _ = call(*SMALL, "--schedule", schedule, "--flavour", "published")
