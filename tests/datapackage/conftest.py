@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -12,13 +13,21 @@ from gpipe_bench.suite.evaluation.collect import write_tables
 from tests.suite.cells_of import ok_result
 
 
+def with_own_steps(result):
+    """The result with three steps, whose median is the step time of its row."""
+    steps = [
+        {"step": k, "step_time_ms": part * result.row.step_time_ms, "throughput_samples_per_s": 1.0}
+        for k, part in enumerate((0.9, 1.0, 1.5))
+    ]
+    return replace(result, steps=steps)
+
+
 @pytest.fixture
 def table(tmp_path):
     """``ablation.csv`` and its companions: two variants, one of them twice."""
     path = tmp_path / "results" / "ablation.csv"
-    write_tables(
-        [ok_result("baseline", 0), ok_result("baseline", 1, 12.0), ok_result("dep-x-ptl", 0)], "ablation", path
-    )
+    results = [ok_result("baseline", 0), ok_result("baseline", 1, 12.0), ok_result("dep-x-ptl", 0)]
+    write_tables([with_own_steps(result) for result in results], "ablation", path)
     return path
 
 

@@ -9,11 +9,17 @@ import pytest
 from gpipe_bench.cli import main
 from gpipe_bench.data import REFERENCE_FOLDER
 from gpipe_bench.errors import ConfigError
+from gpipe_bench.results.rows import PeerRow
+from gpipe_bench.results.schema import TABLES
+from gpipe_bench.results.tables import csv_text, read_records
 from gpipe_bench.suite.datapackage.check import check_sent, check_taken
 from gpipe_bench.suite.datapackage.take import take_reference
 
 REFERENCE = REFERENCE_FOLDER / "measured"
-GOOD = ("2x-amd-epyc/peers.csv", "2x-intel-xeon-processor/ablation.csv", "2x-intel-xeon-processor/schedules.csv")
+GOOD = (
+    "2x-amd-epyc/peers.csv",
+    *(f"2x-intel-xeon-processor/{name}.csv" for name in ("ablation", "schedules", "sweep_measured")),
+)
 
 
 def edit(path, old, new):
@@ -63,6 +69,60 @@ def test_a_row_that_cannot_be_trusted_is_named(table, capsys, old, new, words):
     assert caught.value.code == 1
     errors = capsys.readouterr().err
     assert f"error: ablation.csv, {words}" in errors
+
+
+def test_a_row_unlike_its_steps_is_named(table, capsys):
+    """Throughput ten times as high and step time a tenth of it agree with each other, but not with the steps."""
+    edit(table, ",10.0,400.0,", ",100.0,40.0,")
+    with pytest.raises(SystemExit) as caught:
+        main(["datapackage", "check", "--table", str(table)])
+    assert caught.value.code == 1
+    (problem,) = check_sent(table)
+    assert problem in capsys.readouterr().err
+    assert problem.startswith("ablation.csv, line 2, repeat 0 of cell measured-unet-baseline-")
+    assert problem.endswith(
+        "got 40 ms and 100 samples/s, but ablation_steps.csv gives 400 ms and 10 samples/s; measure it again"
+    )
+
+
+def test_each_row_unlike_its_steps_has_a_line(table):
+    edit(table, ",10.0,400.0,", ",100.0,40.0,")
+    edit(table, ",10.0,400.0,", ",10.01,399.6,")  # rounding does not explain it
+    assert [problem.split(",")[1] for problem in check_sent(table)] == [" line 2", " line 4"]
+
+
+def test_a_row_whose_steps_are_missing_is_named(table):
+    steps = table.with_name("ablation_steps.csv")
+    steps.write_text("".join(steps.read_text().splitlines(keepends=True)[:-3]))
+    (problem,) = check_sent(table)
+    assert problem.startswith("ablation.csv, line 4, repeat 0 of cell measured-unet-dep-x-ptl-")
+    assert "got none in ablation_steps.csv" in problem
+
+
+def test_rows_without_steps_beside_them_are_accepted(table):
+    table.with_name("ablation_steps.csv").unlink()
+    assert check_sent(table) == []
+
+
+def test_a_race_has_the_median_of_its_rounds(tmp_path):
+    """The rounds have medians of 0.5, 1 and 4.5 step times."""
+    race = REFERENCE / "2x-amd-epyc"
+    for name in ("peers.csv", "peers_configurations.csv"):
+        shutil.copy(race / name, tmp_path)
+    rows = read_records(tmp_path / "peers.csv", (), PeerRow)
+    columns = TABLES["peers-steps"].columns
+    parts = [(0, 0.4), (0, 0.5), (0, 0.6), (1, 1.0), (2, 4.0), (2, 4.5), (2, 5.0), (2, 6.0), (2, 4.2)]
+    records = [
+        dict(zip(columns, ("measured", row.case, row.contender, turn, 0, k, part * row.step_time_ms, 1.0), strict=True))
+        for row in rows
+        if row.status == "ok"
+        for k, (turn, part) in enumerate(parts)
+    ]
+    steps = tmp_path / "peers_steps.csv"
+    steps.write_text(csv_text(columns, records))
+    assert check_sent(tmp_path / "peers.csv") == []
+    steps.write_text(csv_text(columns, [{**one, "round": 0} for one in records]))
+    assert len(check_sent(tmp_path / "peers.csv")) == len(records) // len(parts)
 
 
 def test_take_refuses_measured_rows_that_the_check_refuses_and_writes_nothing(table, tmp_path, capsys):

@@ -8,6 +8,7 @@ values come from.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,12 @@ _SENT: Final = ("rows", "peers")
 
 _SAME: Final = 0.01
 """Part of the batch that throughput times step time may differ by, for numbers that were rounded."""
+
+_STEPS: Final = {"rows": ("cell", "repeat"), "peers": ("case", "contender")}
+"""Columns by which timed steps lead to their row, by the kind of its table."""
+
+_EQUAL: Final = 1e-6
+"""Part of a value that may differ from that of the steps, which are written with all their digits."""
 
 _ORIGIN: Final = {
     "published": ("source",),
@@ -76,14 +83,16 @@ def check_sent(path: Path, *, mixed: bool = False) -> list[str]:
     """Every problem of a table of measured rows that somebody sends, with its configurations beside it.
 
     Beside types and limits of columns: each row that is ok says where it is from, was measured at a commit without
-    further changes, leads to its configuration, and its throughput is that of its batch and step time.
+    further changes, leads to its configuration, and its throughput is that of its batch and step time. Where the timed
+    steps lie beside the table, each such row has the step time and throughput that its steps give.
 
     Args:
         path: the table.
         mixed: pass over rows that were not measured, which are a problem otherwise.
 
     Raises:
-        ConfigError: the table or its configurations cannot be read, or values are not what their columns may hold.
+        ConfigError: the table, its configurations or its steps cannot be read, or values are not what their columns may
+            hold.
     """
     table = read_text(path)
     kind = table_of(list(table.columns), path)
@@ -114,7 +123,37 @@ def check_sent(path: Path, *, mixed: bool = False) -> list[str]:
             more = f" and in {len(lines) - 1} more" if len(lines) > 1 else ""
             value = table[rule.split()[0]][lines[0]]
             problems.append(f"{path.name}, line {lines[0] + 2}{more}: {rule}, got {value or 'none'}; measure it again")
+    steps = companion_path(path, "steps")
+    if steps.exists():
+        problems += _unlike_steps(typed[ok & (typed["evidence"] == "measured")], kind.name, path.name, steps)
     return problems
+
+
+def _unlike_steps(rows: pd.DataFrame, kind: str, place: str, path: Path) -> Iterator[str]:
+    """Rows whose step time or throughput is not what their timed steps give.
+
+    The step time is the median of the steps. In a race it is the median over the rounds of the median of each round.
+    """
+    own = list(_STEPS[kind])
+    each = [*own, "round"] if kind == "peers" else own
+    name = "peers-steps" if kind == "peers" else "steps"
+    key = TABLES[name].key
+    steps = read_table(path, (*key, "step_time_ms"), kind=name, key=key, given=("step_time_ms",), empty=True)
+    medians = steps.groupby(each)["step_time_ms"].median().groupby(own).median()
+    for line, row in rows.join(medians.rename("of_steps"), on=own).iterrows():
+        step, speed, expected = row["step_time_ms"], row["throughput_samples_per_s"], row["of_steps"]
+        run = " of ".join(f"{column} {row[column]}" for column in reversed(own))
+        where = f"{place}, line {int(str(line)) + 2}, {run}"
+        if math.isnan(expected):  # no step leads to this row
+            yield f"{where}: step_time_ms must be that of its steps, got none in {path.name}; send all steps of the run"
+            continue
+        fitting = row["batch_size"] / expected * 1e3 if expected else float("inf")
+        if abs(step - expected) > _EQUAL * expected or abs(speed - fitting) > _EQUAL * fitting:
+            got, given = f"{step:.6g} ms", f"{expected:.6g} ms"
+            if not math.isnan(speed):  # as those of tiny workloads of a race are
+                got, given = f"{got} and {speed:.6g} samples/s", f"{given} and {fitting:.6g} samples/s"
+            rule = "step_time_ms and throughput_samples_per_s must be those of its steps"
+            yield f"{where}: {rule}, got {got}, but {path.name} gives {given}; measure it again"
 
 
 def _invalid(path: Path) -> list[str]:
