@@ -87,11 +87,14 @@ def nodes_behind(roots: Iterable[Node | None], ends: Iterable[Node | None] = ())
 def is_users(node: Node) -> bool:
     """Whether the backward of a node is a user's code, of Python or of C++, and not one of the engine's own.
 
-    One that wrote to a view in place is hidden in a node for the whole tensor, and so is an operation of PyTorch.
+    Whatever wrote to a view in place is hidden in a node for the whole tensor, ``CopySlices``. That copies the part of
+    the gradient for it, and what it returns. So it counts only where it leads elsewhere, too: weights may branch off.
     """
     if isinstance(node, BackwardCFunction):
         return not getattr(getattr(type(node), "_forward_cls", None), "is_pure_to_gpipe_bench", False)
-    return type(node).__name__ in ("CppFunction", "CopySlices")
+    if type(node).__name__ == "CopySlices":
+        return any(each is not None for each, _ in node.next_functions[1:])
+    return type(node).__name__ == "CppFunction"
 
 
 _phonies: dict[torch.device, Tensor] = {}

@@ -145,10 +145,13 @@ class Port:
     Attributes:
         block: its storage; an input's where the layer passes the input on.
         bytes: of the tensor, which may be a part of the storage.
+        view: whether it is a view that the layer made: to write to one costs the backward pass two copies
+            (``CopySlices``).
     """
 
     block: int
     bytes: int
+    view: bool = False
 
 
 class _Trace:
@@ -210,6 +213,8 @@ class SplitTrace(_Trace):
         inputs: I.
         weights: W.
         released: blocks that are freed when I of the whole partition is over.
+        hidden: blocks that its nodes hold without showing them. They stay while a later layer of the partition waits
+            for W, whose nodes hold these.
         kept: blocks that stay from I to W.
         output_gradients: block of the gradient of each output.
         input_gradients: block of the gradient of each input.
@@ -219,6 +224,7 @@ class SplitTrace(_Trace):
     inputs: tuple[Step, ...] = ()
     weights: tuple[Step, ...] = ()
     released: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     output_gradients: tuple[int, ...] = ()
     input_gradients: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +103,39 @@ def test_weights_that_get_one_and_the_same_gradient_do_not_share_it(schedule):
 
     plain = nn.Sequential(nn.Linear(3, 3), Add(), nn.Linear(3, 3), Add()).double()
     pipe = scheduled(plain, [2, 2], schedule, chunks=4, checkpoint="never", workers="never")
+    assert_same(step(pipe, samples(4, 3), targets(4)), step(plain, samples(4, 3), targets(4)))
+
+
+class Negated(torch.autograd.Function):
+    """-x, in place in both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.neg_()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.neg_()
+
+
+@pytest.mark.parametrize("part", [lambda x: x, lambda x: x[:], lambda x: x[:, :2]], ids=["whole", "view", "slice"])
+@pytest.mark.parametrize("schedule", SPLIT)
+def test_w_takes_gradients_as_they_were_before_a_function_wrote_to_them(schedule, part):
+    """Of a view autograd hides the function in a node of its own, which W does not take for a user's."""
+
+    class Write(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 1
+            Negated.apply(part(x))
+            return x + self.weight
+
+    plain = nn.Sequential(nn.Linear(3, 3), Write(), Write(), nn.Linear(3, 3), Write(), nn.Linear(3, 3)).double()
+    pipe = scheduled(plain, [2, 1, 1, 2], schedule, chunks=4, checkpoint="never", workers="never")
     assert_same(step(pipe, samples(4, 3), targets(4)), step(plain, samples(4, 3), targets(4)))
 
 

@@ -272,7 +272,9 @@ def _trace_with_graph(tracing: LayerTracing, plain: _Plain, wanted: Sequence[boo
 
 
 def _ports(recorder: Recorder, leaving: Sequence[object]) -> tuple[Port, ...]:
-    return tuple(Port(recorder.block(tensor), tensor.nbytes) for tensor in tensors_of(leaving))
+    return tuple(
+        Port(recorder.block(tensor), tensor.nbytes, TensorSpec.leaving(tensor).view) for tensor in tensors_of(leaving)
+    )
 
 
 def _next_node() -> int:
@@ -323,10 +325,11 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> Spl
     received = tuple(map(recorder.block, tracing.spread(found)))
     gradients = tracing.output_gradients(roots)
     before = recorder.alive()
+    later.free_saved()
+    shown = recorder.alive()
     roots.clear()
     edges.clear()
-    later.free_saved()
-    released = before - recorder.alive()
+    hidden = shown - recorder.alive()
     del found
     kept = recorder.alive()
     recorder.take()
@@ -339,7 +342,8 @@ def _split(tracing: LayerTracing, roots: list[Any], branches: list[Node]) -> Spl
     return SplitTrace(
         inputs=inputs,
         weights=weights,
-        released=tuple(sorted(released)),
+        released=tuple(sorted(before - shown)),
+        hidden=tuple(sorted(hidden)),
         kept=tuple(sorted(kept)),
         output_gradients=gradients,
         input_gradients=received,

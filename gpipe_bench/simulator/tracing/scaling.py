@@ -58,7 +58,7 @@ def _mapped(trace: LayerTrace, change: Callable[[int], int]) -> LayerTrace:
     """The trace with its numbers changed, one after the other."""
 
     def ports(old: Sequence[Port]) -> tuple[Port, ...]:
-        return tuple(Port(port.block, change(port.bytes)) for port in old)
+        return tuple(replace(port, bytes=change(port.bytes)) for port in old)
 
     def steps(old: Sequence[Step]) -> tuple[Step, ...]:
         return tuple(map(changed, old))

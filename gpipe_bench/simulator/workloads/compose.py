@@ -120,7 +120,7 @@ def split_work(partition: LayerPasses, task: TaskWork, costs: Costs, layers: Spl
         trace = traces[at]
         name_gradients(blocks, trace.output_gradients, names[at], gradients)
         blocks.run(trace.inputs, names[at])
-        return pass_on(blocks, trace.input_gradients, names[at], {*trace.kept, *trace.released})
+        return pass_on(blocks, trace.input_gradients, names[at], {*trace.kept, *trace.released, *trace.hidden})
 
     values, skips = partition.gradients()
     for block in (*values, *skips.values()):
@@ -129,11 +129,15 @@ def split_work(partition: LayerPasses, task: TaskWork, costs: Costs, layers: Spl
     returning = (*values, *(skips.get(copy, NO_BLOCK) for copy in partition.arriving))
     blocks.leave(returning)
     backwards = range(len(traces) - 1, -1, -1)
+    # The nodes of the last layer that waits for W hold those of all layers before it.
+    last = next((at for at in backwards if any(traces[at].kernels("weights"))), 0)
     for at in backwards:
-        for block in traces[at].released:
+        for block in (*traces[at].released, *(traces[at].hidden if at >= last else ())):
             blocks.drop(names[at].pop(block))
     inputs_memory = blocks.take()
     for at in backwards:
+        for block in traces[at].hidden if at < last else ():
+            blocks.drop(names[at].pop(block))
         blocks.run(traces[at].weights, names[at])
         for name in names[at].values():
             blocks.drop(name)

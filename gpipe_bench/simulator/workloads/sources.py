@@ -91,7 +91,7 @@ class ModelSource:
         """Which layers of a partition get no views."""
         found = [True]
         for first in self._at(size)[1][span]:
-            found.append(found[-1] and all(port.block < first.inputs for port in first.outputs))
+            found.append(found[-1] and all(port.block < first.inputs and not port.view for port in first.outputs))
         return found[:-1]
 
     def splits(self, size: int, span: slice) -> SplitLayers:
